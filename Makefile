@@ -12,7 +12,7 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted times flakes site site-lock pack-test goldens faults pack release
+.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -22,8 +22,6 @@ help:
 	@echo "make faults    make faults happen for real: killed processes, full disks, bad networks (root for all)"
 	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
 	@echo "make goldens   what preflight and the guards answer, beside what was written down (PARTS=guards, ONLY=text)"
-	@echo "make times     where the minutes go: notebooks and labs alone, and the suite's last round of make flakes"
-	@echo "make flakes    one round of the suite at this commit, recorded beside the rounds before (TESTS=files)"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
 	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
@@ -71,10 +69,8 @@ nightly: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
 
-# Full disks are small file systems that are mounted: without root these are NOT RUN. What was seen is kept in
-# .course/faults, and with OUT=evidence/cpu in faults.json, which the table of docs/faults.md is made from.
+# Full disks are small file systems that are mounted: without root these are NOT RUN.
 faults: setup
-	@rm -rf .course/faults
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/faults
 
 # Two tests at a time. The tree is copied, and changed only there.
@@ -84,13 +80,6 @@ planted: setup
 # Two hours of a core for all of it: PARTS="guards threads", ONLY=text, OPTIONS="--once" or "--write".
 goldens: setup
 	@$(BIN)/python -m tools.goldens $(PARTS) $(addprefix --only ,$(ONLY)) $(OPTIONS)
-
-# Alone on the machine: a notebook over 30 seconds, or a lab over 20, fails.
-times: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python tools/times.py $(addprefix --parts ,$(PARTS))
-
-flakes: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python tools/flakes.py $(TESTS)
 
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
 browser: setup .browser/bin/pytest
@@ -116,7 +105,7 @@ lab: here
 pack: setup
 	@$(BIN)/python tools/pack.py $(or $(OUT),grpo-failure-lab-offline) $(OPTIONS)
 
-# As root, with the network for packing; installing has none. OUT=evidence/cpu keeps what was measured.
+# As root, with the network for packing; installing has none.
 pack-test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rA tests/offline
 

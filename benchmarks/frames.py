@@ -36,9 +36,9 @@ def make(path: pathlib.Path) -> str:
         EvidenceError: the file, or another that a table needs, cannot be read.
     """
     script = pathlib.Path(__file__).with_name(f"{path.stem}.py")
-    made = runpy.run_path(str(script)) if script.exists() else {f"table_{path.stem}": OF_TESTS.get(path.stem)}
+    made = runpy.run_path(str(script)) if script.exists() else {}
     tables = {name.removeprefix("table_").replace("_", "-"): of for name, of in made.items() if name[:6] == "table_"}
-    blocks = [f"<!-- table: {name} -->\n{of(path.parent)}\n<!-- end table -->" for name, of in tables.items() if of]
+    blocks = [f"<!-- table: {name} -->\n{of(path.parent)}\n<!-- end table -->" for name, of in tables.items()]
     return "\n\n".join([digest(path), *blocks]) + "\n" if blocks else ""
 
 
@@ -155,11 +155,6 @@ def version_heads(runs: pandas.DataFrame, eras: Iterable[str], *libraries: str) 
     return [", ".join(f"{library} {versions[era][library]}" for library in libraries) for era in eras]
 
 
-def reached(run: Any) -> str:
-    """Return how many tensors a gradient reached, of the trainable ones."""
-    return f"{run['reached']} of {run['trainable']}"
-
-
 def changed(run: Any) -> str:
     """Return how many tensors a step changed, of the trainable ones."""
     return f"{run['changed']} of {run['trainable']}"
@@ -169,35 +164,6 @@ def percent(values: pandas.Series) -> str:
     """Return the spread of shares, in percent."""
     return spread([100 * value for value in values], ".2f") + " %"
 
-
-def not_run(run: dict) -> str:
-    """Return why a run was not made; empty if it was."""
-    return f"NOT RUN: {run['not_run']}" if isinstance(run.get("not_run"), str) else ""
-
-
-def table_offline(folder: pathlib.Path) -> str:
-    """What a bundle takes, and what installing it took with the network cut."""
-    (run,) = read_runs(folder, "offline").to_dict("records")
-    return markdown(
-        ["", f"Python {run['python']}, {run['platform']}, torch {run['torch']}"],
-        [
-            ["bundle", f"{run['bundle_mb']:.0f} MB, {run['wheels']} wheels of {run['eras']} eras"],
-            ["`install.sh`", f"it computed for {run['install_processor_minutes']:.1f} minutes"],
-            ["disk after it", f"{run['installed_gb']:.1f} GB"],
-        ],
-    )
-
-
-def table_faults(folder: pathlib.Path) -> str:
-    """Faults by exit status; nothing was lost or left, or a test had failed."""
-    found: dict[str, list[str]] = {}
-    for run in read_runs(folder, "faults", "fault: (?P<what>.+)").to_dict("records"):
-        found.setdefault(not_run(run) or run["status"], []).append(run["what"])
-    return markdown(["exit status", "fault"], [[status, "; ".join(faults)] for status, faults in found.items()])
-
-
-# Of files that tests write, and no benchmark.
-OF_TESTS = {"faults": table_faults, "offline": table_offline}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

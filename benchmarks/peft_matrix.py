@@ -8,14 +8,16 @@ import pathlib
 from typing import Any
 
 import frames
-import pandas
 import recording
 import torch
+from peft import LoraConfig
 
+from failurelab import gradients
 from failurelab_course.experiments import models, observe, shapes, trainers
 
 DTYPES = ("float32", "bf16 autocast", "bf16 weights")
 KINDS = ("off", "reentrant", "non-reentrant")
+ADAPTER = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
 def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
@@ -32,27 +34,32 @@ def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
         learning_rate=1e-3,
         prompts_per_step=4,
         bf16=dtype != "float32",
-        peft_config=recording.small_lora() if trained == "LoRA" else None,
+        peft_config=ADAPTER if trained == "LoRA" else None,
         **recording.checkpointing(kind),
     )
-    return recording.train_watched(trainer)
+    error = ""
+    with gradients.watch(trainer.model) as watched:
+        try:
+            trainer.train()
+        except RuntimeError as raised:
+            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+    report = watched.report()
+    reached = len(report.trainable) - len(report.without_gradient)
+    return {"reached": reached, "trainable": len(report.trainable), "error": error}
 
 
 def table_suspects(folder: pathlib.Path) -> str:
     """Which suspects of "element 0" change anything: tensors that a gradient reaches, by set-up, in trl 0.14."""
     places = [f"{kind}, {trained}" for trained in ("full", "LoRA") for kind in KINDS]
-    pattern = rf"(matrix: )?(?P<name>.+?), (?P<place>{'|'.join(places)})"
-    runs = pandas.concat([frames.read_runs(folder, name, pattern, "trl-0.14") for name in ("peft_matrix", "peft_zero")])
-    labels = {name: f"Qwen2, float32, DeepSpeed {name}" for name in ("ZeRO-2", "ZeRO-3")}
-    dtypes = ("float32", "bf16 autocast", "bf16 weights")
-    names = [*(f"{family}, {dtype}" for family in ("Qwen2", "Llama") for dtype in dtypes), *labels.values()]
-    runs["label"] = runs["name"].map(lambda name: labels.get(name, name))
+    pattern = rf"matrix: (?P<name>.+?), (?P<place>{'|'.join(places)})"
+    runs = frames.read_runs(folder, "peft_matrix", pattern, "trl-0.14")
+    names = [f"{family}, {dtype}" for family in ("Qwen2", "Llama") for dtype in DTYPES]
 
     def reached(run: Any) -> str:
-        return f"{frames.reached(run)}{', ' if run['error'] else ''}{run['error'].split(':')[0]}"
+        return f"{run['reached']} of {run['trainable']}{', ' if run['error'] else ''}{run['error'].split(':')[0]}"
 
     head = ["trl 0.14", *(f"{trained}, {kind}" for kind, trained in (place.split(", ") for place in places))]
-    return frames.grid(head, runs, reached, label=names, place=places)
+    return frames.grid(head, runs, reached, name=names, place=places)
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ import sys
 import tempfile
 from typing import Any, NoReturn
 
-from failurelab import gradients
 from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
 
@@ -198,30 +197,6 @@ def checkpointing(kind: str) -> dict[str, Any]:
     if kind == "off":
         return {"gradient_checkpointing": False}
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
-
-
-def small_lora() -> Any:
-    """Return the adapter that most benchmarks train: rank 4, on query and value."""
-    from peft import LoraConfig
-
-    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-
-
-def train_watched(trainer: Any) -> dict[str, Any]:
-    """Train; return how many trainable tensors a gradient reached, of how many, and the error that is under study.
-
-    torch's CheckpointError is a RuntimeError; DeepSpeed's bookkeeping of modules ends in an IndexError where it loses
-    count.
-    """
-    error = ""
-    with gradients.watch(trainer.model) as watched:
-        try:
-            trainer.train()
-        except (RuntimeError, IndexError) as raised:
-            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
-    report = watched.report()
-    reached = len(report.trainable) - len(report.without_gradient)
-    return {"reached": reached, "trainable": len(report.trainable), "error": error}
 
 
 class EvidenceError(Exception):

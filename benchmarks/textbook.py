@@ -161,8 +161,8 @@ def counts(report: textbook.Comparison, asked: dict[str, Any]) -> bool:
     return bool(by_batch or by_iterations)
 
 
-def record(case: str, reports: list[textbook.Comparison], state: str, device: str, **more: Any) -> None:
-    """Record and print a run by its worst step."""
+def summarize(reports: list[textbook.Comparison], state: str, **more: Any) -> dict[str, Any]:
+    """Return the figures of a run, those of its worst step."""
     judged = [report for report in reports if report.apart] or reports[-1:]
     worst = max(judged, key=lambda report: report.apart.distance if report.apart else 0.0)
     figures = {
@@ -183,7 +183,15 @@ def record(case: str, reports: list[textbook.Comparison], state: str, device: st
     if others:
         other = max(others, key=lambda each: each.distance)
         figures |= {"without_cosine": other.cosine, "without_size": other.size}
-    observe.record("ground", "measured", {k: v for k, v in figures.items() if v is not None}, case=case, device=device)
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def record(case: str, reports: list[textbook.Comparison], state: str, device: str, **more: Any) -> None:
+    """Record and print a run by its worst step."""
+    figures = summarize(reports, state, **more)
+    observe.record("ground", "measured", figures, case=case, device=device)
+    judged = [report for report in reports if report.apart] or reports[-1:]
+    worst = max(judged, key=lambda report: report.apart.distance if report.apart else 0.0)
     said = f"{worst.apart}" if worst.apart else worst.reason[:90]
     print(
         f"{case:44s} {state:12s} {said} clipped {figures['clipped']:.2f} KL {figures['kl']:.1g} {worst.named or ''}",

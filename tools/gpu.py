@@ -54,7 +54,7 @@ def parts(out: pathlib.Path) -> list[list[Step]]:
         verified[::2],
         verified[1::2],
         [notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],
-        [("tools/gpu.py", "--ranks"), *costs],
+        costs,
         figures[::2],
         figures[1::2],
     ]
@@ -162,32 +162,12 @@ def _figures(file: pathlib.Path) -> dict[Step, str]:
     }
 
 
-def ask_ranks() -> int:
-    """Start two processes on two cards, each of which says its GPU before and after accelerate knows its rank."""
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        print("two processes need two cards, and one is here")
-        return 4
-    if "RANK" not in os.environ:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__, "--ranks"]
-        return subprocess.run(launch).returncode
-    from accelerate import PartialState
-
-    before, state = torch.cuda.current_device(), PartialState()
-    total = torch.ones(1, device=state.device)
-    torch.distributed.all_reduce(total)
-    print(f"rank {state.process_index}: GPU {before}, then {state.device}; {total.item():g} processes add up")
-    return 0 if total.item() == 2 else 1
-
-
 def main(words: list[str] | None = None) -> int:
     """Run the command; return its exit status: 1 where steps are left, 3 where no card can be used."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", type=int)
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--sites", type=pathlib.Path, help="a folder of stacks, each made by pip install --target")
-    parser.add_argument("--ranks", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     ours = ROOT / ".venv"
     if options.sites and (ours.exists() or not options.sites.is_dir()):
@@ -211,8 +191,6 @@ def main(words: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 3
-    if options.ranks:
-        return ask_ranks()
     if ours.exists() and pathlib.Path(sys.prefix).resolve() != ours.resolve():
         print("ERROR .venv is here, and the course runs in that one. Next: make gpu without PYTHON=", file=sys.stderr)
         return 3

@@ -1,8 +1,8 @@
 """Tables of README.md and of docs/, put in place from the files under evidence/, and README's picture: `make tables`.
 
 A block between `<!-- table: NAME -->` and `<!-- end table -->` is the one of that name in a file evidence/cpu/*.md,
-which a benchmark's function `table_NAME` has made (`benchmarks/frames.py`), or one of `timetables`. The picture shows
-learning curves: the median over seeds, and all seeds as a band.
+which a benchmark's function `table_NAME` has made (`benchmarks/frames.py`). The picture shows learning curves: the
+median over seeds, and all seeds as a band.
 """
 
 import hashlib
@@ -10,8 +10,6 @@ import json
 import pathlib
 import re
 import statistics
-
-from tools import timetables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "evidence"
@@ -34,8 +32,7 @@ def find_pages() -> list[pathlib.Path]:
 def read_tables() -> dict[str, str]:
     """Return the text of each table, by name."""
     pages = sorted((EVIDENCE / "cpu").glob("*.md"))
-    found = {name: text for page in pages for name, text in MARK.findall(page.read_text(encoding="utf-8"))}
-    return found | {"timetables": f"{timetables.timetables()}\n"}
+    return {name: text for page in pages for name, text in MARK.findall(page.read_text(encoding="utf-8"))}
 
 
 def update_tables(text: str, tables: dict[str, str]) -> str:

@@ -38,9 +38,10 @@ def encode(
             "no prompts: there is nothing to generate from. Next: hand over a few of the training prompts."
         )
     rows = []
+    processor, tokenizer = tokenizer, getattr(tokenizer, "tokenizer", tokenizer)  # a processor takes images first
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
-            prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+            prompt = processor.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         rows.append(tokenizer(prompt)["input_ids"])
         _check_fit(model, index, prompt, len(rows[-1]), new_tokens)
     longest = max(map(len, rows))

@@ -1,8 +1,8 @@
-"""Markdown to paste into an issue: `--report FILE` of preflight and of diagnose.
+"""Markdown to paste into an issue: `--report FILE` of preflight.
 
 An issue is public, and an answer repeats what it saw: a path in an error, a token in a line of the script, a host in a
-log. A list of what is secret is never complete, so what is written is chosen: ids, what the registry and the rules say
-of them, and versions. Nothing is copied of the script, its data, its log or the command line.
+log. A list of what is secret is never complete, so what is written is chosen: ids, what the registry says of
+them, and versions. Nothing is copied of the script, its data, its log or the command line.
 """
 
 import platform

@@ -165,7 +165,7 @@ def judge_script(context: typer.Context) -> None:  # what follows is the script'
     "diagnose", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
 )
 def diagnose_run(context: typer.Context) -> None:
-    """Say what is wrong with a run, by the files that it left: figures, logs, script, versions (--help for more)."""
+    """Say what is wrong with a run, by the files that it left: figures, logs, versions (--help for more)."""
     from failurelab.diagnose import cli
 
     raise typer.Exit(cli.main(context.args))

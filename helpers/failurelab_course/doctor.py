@@ -20,7 +20,6 @@ import psutil
 from failurelab.checks import FAIL, NOT_RUN, PASS, Check
 from failurelab.failures.versions import LIBRARIES
 from failurelab_course import eras
-from failurelab_course.labs import progress
 
 _TOOLS = ("jupyterlab", "ipykernel", "papermill", "nbconvert", "matplotlib")
 _GB = 1e9
@@ -31,7 +30,7 @@ _Found = tuple[str, str] | tuple[str, str, str]
 
 
 def check_course() -> list[Check]:
-    """Check what the course needs on this machine: Python, packages, eras, a kernel, model, memory, disk, a GPU.
+    """Check what the course needs on this machine: Python, packages, eras, a kernel, memory, disk, a GPU.
 
     Raises:
         EraError: this is not the course's repository.
@@ -44,11 +43,9 @@ def check_course() -> list[Check]:
         _check("Packages", _packages),
         *(_check(f"Era {era.name}", lambda era=era: _era(era)) for era in others),
         _check(f"Kernel of {ready[0]}" if ready else "Kernel", lambda: _kernel(ready[0] if ready else "")),
-        _check("Small Qwen2", lambda: _model(top / "models" / "tiny-qwen2" / "model.safetensors")),
         _check("C++ compiler", _compiler),
         _check("Memory", _memory),
         _check("Disk", lambda: _disk(top)),
-        _check("Your progress", _progress),
         _check("GPU", _gpu),
     ]
 
@@ -115,12 +112,6 @@ def _kernel(era: str) -> _Found:
         return reason, f"{program} eras remove {era}, then {program} eras create {era}"
 
 
-def _model(weights: pathlib.Path) -> _Found:
-    if weights.is_file() and weights.stat().st_size > 100_000:
-        return f"{weights.stat().st_size / 1e6:.1f} MB of weights", ""
-    return "its weights are missing or cut short", "git checkout models/tiny-qwen2"
-
-
 def _compiler() -> _Found:
     if compiler := shutil.which("g++") or shutil.which("c++"):
         return pathlib.Path(compiler).name, ""
@@ -146,20 +137,6 @@ def _disk(top: pathlib.Path) -> _Found:
     steps = " and ".join(f"{places[place] / _GB:g} GB in {place}" for place in short)
     sizes = ", ".join(f"{free[place] / _GB:.1f} GB free in {place}" for place in (short or [top]))
     return sizes, f"free {steps}" if short else ""
-
-
-def _progress() -> _Found:
-    """Whether what a learner does in the labs can be kept: the file is whole, and its folder can be written."""
-    path = progress.default_path()
-    try:
-        state = progress.read(path)
-    except progress.StateError as error:
-        problem, _, step = str(error).partition(" Next: ")
-        return problem, step
-    folder = next(parent for parent in path.parents if parent.exists())
-    if not os.access(folder, os.W_OK):
-        return f"{folder} cannot be written", f"make {folder} writable, or set FAILURELAB_STATE"
-    return f"{sum(bool(lab.solved) for lab in state.values())} labs solved" if state else "no lab was begun yet", ""
 
 
 def _gpu() -> _Found:

@@ -89,7 +89,7 @@ def chinese_page() -> str:
     sections: list[str] = []
     for failure in known:
         entry = Table(table.file, table.take(failure.id, dict), PageError, f"{failure.id}: ")
-        title, breaks, see, change = (entry.text(name) for name in ("title", "breaks", "see", "change"))
+        breaks, see, change = (entry.text(name) for name in ("breaks", "see", "change"))
         for sign in entry.texts("seen", ()):
             seen.setdefault(sign, []).append(f"[{failure.id}](#{_anchor(failure)})")
         rows = [
@@ -101,7 +101,7 @@ def chinese_page() -> str:
             ("根因", _sources(failure, "../")),
         ]
         entry.done()
-        sections += ["", *_layout(failure, title, breaks, rows)]
+        sections += ["", *_layout(failure, failure.title_zh, breaks, rows)]
     table.done()
     lines += [f"- {sign} → {', '.join(links)}" for sign, links in seen.items()]
     return "\n".join([*lines, *sections, *_gone_names()]) + "\n"

@@ -12,10 +12,7 @@ import json
 import os
 import pathlib
 import re
-import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -27,8 +24,6 @@ PICTURES = ROOT / ".course" / "browser"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NOT_RUN = 3
 SECONDS = 120  # generous: nothing here is about speed
-# Every process of a test carries this variable, so that what is left of it is found.
-TOKEN = "FAILURELAB_BROWSER"
 
 
 def browser_path() -> str | None:
@@ -52,15 +47,12 @@ class Lab:
     def __init__(self, url: str, token: str, folder: pathlib.Path):
         self.url, self.token, self.folder = url, token, folder
 
-    def ask(self, path: str):
-        """Return the server's answer to a GET request of its REST interface."""
-        request = urllib.request.Request(f"{self.url}/api/{path}", headers={"Authorization": f"token {self.token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
-
     def states(self, path: str) -> list[str]:
         """Return the state of each kernel that runs for the file at `path`."""
-        return [each["kernel"]["execution_state"] for each in self.ask("sessions") if each["path"] == path]
+        address = f"{self.url}/api/sessions"
+        request = urllib.request.Request(address, headers={"Authorization": f"token {self.token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return [each["kernel"]["execution_state"] for each in json.load(answer) if each["path"] == path]
 
 
 def copy_course(folder: pathlib.Path) -> pathlib.Path:
@@ -76,15 +68,9 @@ def copy_course(folder: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory):
-    """JupyterLab on a copy of the course, ended at the end with all that it started."""
+    """JupyterLab on a copy of the course, at a port and with a token that it chooses, which its own file tells."""
     place = tmp_path_factory.mktemp("lab")
     course = copy_course(place / "course")
-    mark, token = secrets.token_hex(8), secrets.token_hex(16)
-    # Bound until the end, so that no other program gets the port: with this option JupyterLab may listen on it.
-    free = socket.socket()
-    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
     own = {
         "JUPYTER_CONFIG_DIR": place / "config",
         "JUPYTER_DATA_DIR": place / "data",
@@ -96,7 +82,6 @@ def lab(tmp_path_factory):
         "FAILURELAB_STATE": place / "labs.json",
         "FAILURELAB_EVIDENCE": place / "evidence",
         "OMP_NUM_THREADS": "1",
-        TOKEN: mark,
     }
     # JupyterLab asks once whether to fetch its news from the network.
     settings = place / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
@@ -104,7 +89,6 @@ def lab(tmp_path_factory):
     settings.write_text('{"fetchNews": "false", "checkForUpdates": false}')
     PICTURES.mkdir(parents=True, exist_ok=True)
     command = [str(ROOT / ".venv" / "bin" / "jupyter"), "lab", "--no-browser", "--ServerApp.ip=127.0.0.1"]
-    command += [f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"]
     command += [f"--notebook-dir={course}"]
     if os.geteuid() == 0:
         command.append("--allow-root")
@@ -113,26 +97,17 @@ def lab(tmp_path_factory):
             command, env=os.environ | {key: str(value) for key, value in own.items()}, stdout=log, stderr=log
         )
     try:
-        made = Lab(f"http://127.0.0.1:{port}", token, course)
-        _wait(lambda: _answers(made, server), "JupyterLab does not answer")
-        yield made
+        listens = _wait(lambda: _read_address(place / "runtime"), f"see {log.name}: JupyterLab is not there")
+        yield Lab(listens["url"].rstrip("/"), listens["token"], course)
     finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        free.close()
-    left = _settle(mark)
-    assert not left, f"these processes outlived JupyterLab: {left}"
+        server.terminate()  # and it ends its kernels
+        server.wait(SECONDS)
 
 
-def _answers(lab: Lab, server: subprocess.Popen) -> bool:
-    assert server.poll() is None, f"JupyterLab ended: {(PICTURES / 'jupyter.log').read_text()[-800:]}"
-    with contextlib.suppress(OSError):
-        return bool(lab.ask("status"))
-    return False
+def _read_address(folder: pathlib.Path) -> dict | None:
+    with contextlib.suppress(StopIteration, ValueError):  # it is not there, or not whole
+        return json.loads(next(folder.glob("jpserver-*.json")).read_text())
+    return None
 
 
 def _wait(condition, what: str, seconds: float = SECONDS):
@@ -141,28 +116,6 @@ def _wait(condition, what: str, seconds: float = SECONDS):
         assert time.monotonic() < deadline, f"{what} after {seconds:.0f} s"
         time.sleep(0.2)
     return value
-
-
-def carrying(mark: str) -> dict[int, str]:
-    """Return the processes that carry the mark: process id to command line."""
-    found = {}
-    for folder in pathlib.Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if f"{TOKEN}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")[:100]
-    return found
-
-
-def _settle(mark: str) -> dict[int, str]:
-    """Wait until nothing carries the mark; end and return what is left after half a minute."""
-    deadline = time.monotonic() + 30
-    while (left := carrying(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for process in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    return left
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ UNKNOWN = r"ERROR unknown device '\S+'\. Next: give one of auto, cpu, cuda.*"
         ("run --device cuda --out OUT", 3, f"{NO_GPU}or run with --device cpu"),
         ("verify 01 --device cuda", 3, NO_GPU),
         ("lab check 01 --device cuda", 3, NO_GPU),
-        ("lab watch 01 --device gpu", 2, UNKNOWN),
+        ("lab check 01 --device gpu", 2, UNKNOWN),
         # A typing error must not become a run on the CPU.
         *((f"run 00 --device {word} --out OUT", 2, UNKNOWN) for word in ("gpu", "cuda:x", "tpu", "CPU")),
     ],

@@ -13,6 +13,7 @@ from tests.cli.one_session import scripts
 
 from failurelab.preflight import cli, launcher_line
 from failurelab.preflight.session import _with_folder
+from failurelab_course import eras
 from failurelab_course.experiments import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are on the CPU")]
@@ -39,9 +40,9 @@ class Own(TrainerCallback):
 
 
 {first}
-trainer = GRPOTrainer(
+trainer = {kind}(
     model=AutoModelForCausalLM.from_pretrained(PATH, **LOAD),
-    args=GRPOConfig("out", per_device_train_batch_size={device}, num_generations=4, max_completion_length=16),
+    args=GRPOConfig("out", per_device_train_batch_size={device}, num_generations=4, max_completion_length=16, {more}),
     train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{a}}=", "answer": str(2 * a)}} for a in range(32)]),
     processing_class=AutoTokenizer.from_pretrained(PATH),
     reward_funcs=correct,
@@ -51,8 +52,9 @@ trainer = GRPOTrainer(
 """
 
 
-def script(first="", step="pass", last="", device=8):
-    return SCRIPT.format(path=str(models.path("tiny")), first=first, step=step, last=last, device=device)
+def script(first="", step="pass", last="", device=8, kind="GRPOTrainer", more=""):
+    path = str(models.path("tiny"))
+    return SCRIPT.format(path=path, first=first, step=step, last=last, device=device, kind=kind, more=more)
 
 
 def line_of(text, words):
@@ -100,8 +102,8 @@ def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_numb
             result = run(text)
             cut = "; ".join(result.cut)
             assert not result.error and not result.found, (name, result.error, result.found)
-            assert {"F1", "F7", "F22", "F23"} <= failures(result.held), name
-            assert any(answer.failure == "F21" and "several" in answer.why for answer in result.not_checked)
+            assert {"F1", "F3b", "F7", "F21", "F22", "F23"} <= failures(result.held), name
+            assert any(answer.failure == "F21" and "2 processes" in answer.evidence for answer in result.held)
             assert "2 real processes, by gloo" in cut and all(text in cut for text in cuts), cut
         for name, text in ALONE.items():
             error = run(text).error
@@ -120,6 +122,46 @@ def test_a_map_that_holds_on_rank_0_alone_is_found(tmp_path):
     assert "F5" in failures(wrong.found) and "GPU 1" in wrong.found[0].evidence
     for result in (right, asked):
         assert "F5" in failures(result.held) and not result.found
+
+
+OWN_LOSS = """\
+class Rescaled(GRPOTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) * {factor}
+"""
+# Mistakes of the step: what is found, and in which words.
+WRONG_STEPS = {
+    "a rank left out": (script(OWN_LOSS.format(factor="(RANK == 0)"), kind="Rescaled"), "F21", "a rank left out"),
+    "summed": (
+        script(OWN_LOSS.format(factor="dist.get_world_size()"), kind="Rescaled"),
+        "F21",
+        "summed over the ranks",
+    ),
+    "the opposite sign": (script(OWN_LOSS.format(factor="-1"), kind="Rescaled"), "F21", "opposite sign"),
+    "another temperature": (script(more="generation_kwargs={'temperature': 0.7}"), "F15", "temperature"),
+}
+# Rows that are drawn nearly evenly, for of rows of the same tokens nobody knows which one is trained on.
+LARGE_BATCHES = script(more="steps_per_generation=4, loss_type='dapo', temperature=3.0").replace("ons=4", "ons=8")
+
+
+def test_a_wrong_step_of_two_processes_is_found_and_named(tmp_path):
+    """One that several ranks alone can take, and ones that a single process can take too."""
+    with scripts(tmp_path, processes=2) as run:
+        for name, (text, failure, words) in WRONG_STEPS.items():
+            result = run(text)
+            found = {answer.failure: answer.evidence for answer in result.found}
+            assert words in found.get(failure, ""), (name, result.error, result.found)
+            assert "2 processes" in found[failure] and set(found) == {failure}, (name, found)
+
+
+def test_a_loss_divided_by_a_generation_s_tokens_is_found_in_two_processes_where_the_release_divides_so(tmp_path):
+    """F20: trl 0.22 divides by the tokens of all steps of a generation; trl 1.16 by those of a step."""
+    with scripts(tmp_path, python=eras.find("trl-0.22").python, processes=2) as run:
+        result = run(LARGE_BATCHES)
+        assert failures(result.found) == {"F20"} and "2 processes" in result.found[0].evidence, result
+    (tmp_path / "today").mkdir()
+    with scripts(tmp_path / "today", processes=2) as run:
+        assert "F20" not in failures(run(LARGE_BATCHES).found)
 
 
 WAITS = {

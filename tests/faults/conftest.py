@@ -2,7 +2,6 @@
 
 A test makes its fault happen for real, in a clone with a learner's work in it. When it ends, its `case` has asked for
 what is left: processes that carry the test's mark, files that are half written, temporary files, work that is gone.
-What was shown goes into records, which docs/faults.md is made from.
 """
 
 import json
@@ -17,17 +16,14 @@ import uuid
 
 import psutil
 import pytest
-from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
-from failurelab_course.experiments import observe
 from failurelab_course.labs import definition as lab_files
 
 ROOT = eras.root()
 MARK = "FAILURELAB_FAULT"  # in the environment of everything that a test starts
 PATIENCE = 60  # seconds for what is ending by itself; no test waits for it to pass
 LIMIT = 300  # seconds until a test gives up on a command
-GONE = "nothing: the command itself is gone"
 LAB = "08_scoring_by_hand"  # it takes a second
 
 
@@ -87,14 +83,18 @@ class Done:
         assert "Traceback (most recent call last)" not in plain, plain
         return lines[-1]
 
+    def shows(self, words: str, status: int) -> None:
+        """Hold the exit status, and a line that was shown; one that was killed (-9) shows nothing."""
+        assert self.status == status, f"exit status {self.status}, not {status}:\n{self.text}"
+        assert status == -9 or self.line(words)
+
 
 class Case:
-    """One fault: commands that meet it, what they showed, and what was left after."""
+    """One fault: commands that meet it, and what was left after."""
 
     def __init__(self, room: Room, temporary: pathlib.Path):
         self.room, self.temporary = room, temporary
         self.mark = uuid.uuid4().hex
-        self.shown, self.status = "", ""
         self.kept = room.kept()
         self.is_over = False
 
@@ -129,16 +129,6 @@ class Case:
     def run(self, *words, **options) -> Done:
         return self.end(self.start(*words, **options))
 
-    def shows(self, done: Done, words: str, status: int | None) -> str:
-        """Hold what a command showed and its exit status; both go into the table, and None is a cell, which has none.
-
-        A status of -9 is a command that was killed and shows nothing.
-        """
-        self.shown = GONE if status == -9 else done.line(words)
-        self.status = "" if status is None else status
-        assert done.status == (status or 0), f"exit status {done.status}, not {status}:\n{done.text}"
-        return self.shown
-
     def left(self) -> list[str]:
         """Return the processes of this fault that do not end by themselves."""
         found = []
@@ -171,71 +161,17 @@ def room(tmp_path, request):
     return Room(tmp_path / getattr(request, "param", "course"))
 
 
-FAILED = pytest.StashKey[bool]()
-
-
 @pytest.fixture
-def case(room, request):
-    """The fault of this test, looked at when the test is over, and kept as a record if all held."""
+def case(room):
+    """The fault of this test, looked at when the test is over."""
     # Short, for a socket's path has some hundred bytes.
     case = Case(room, pathlib.Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp")))
     yield case
     try:
-        if request.node.stash.get(FAILED, False):
-            case.left()
-            return
         if not case.is_over:
             case.look()
-        assert case.shown, "a fault without a line"
-        for what in request.node.get_closest_marker("fault").args:
-            keep(what, line=without_names(case.shown, case), status=case.status)
     finally:
         shutil.rmtree(case.temporary, ignore_errors=True)
-
-
-def without_names(line: str, case: Case) -> str:
-    """Return a line as it is in every run: without this test's folders, temporary names and numbers of processes."""
-    for path, name in ((case.room.folder, "COURSE"), (case.temporary, "TMP"), (pathlib.Path.home(), "~")):
-        line = line.replace(str(path), name)
-    line = re.sub(r"/tmp/pytest-of-[^ :,()]*", "FOLDER", line)
-    line = re.sub(r"TMP/[\w/.-]+", "TMP", line)
-    line = re.sub(r"\.train\S*\.partial", "train.py", line)
-    return re.sub(r"it held \d+", "it held MORE", re.sub(r"it had started \d+", "it had started MORE", line))
-
-
-def keep(what, **figures):
-    os.environ["FAILURELAB_SOURCE"] = "faults"
-    os.environ["FAILURELAB_EVIDENCE"] = str(ROOT / ".course" / "faults")
-    try:
-        observe.record("ground", "measured", figures, case=f"fault: {what}")
-    finally:
-        del os.environ["FAILURELAB_EVIDENCE"], os.environ["FAILURELAB_SOURCE"]
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "fault(what): what happens, as docs/faults.md calls it")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """Tell a fault's fixture of a failure; what is skipped is NOT RUN in the table, and says why."""
-    report = yield
-    if report.failed:
-        item.stash[FAILED] = True
-    marker = item.get_closest_marker("fault")
-    if report.skipped and marker:
-        keep(*marker.args, not_run=report.longrepr[2].removeprefix("Skipped: "))
-    return report
-
-
-def pytest_sessionfinish(session):
-    """Write faults.json into the folder that OUT names, when every process of this command has ended."""
-    if hasattr(session.config, "workerinput") or not os.environ.get("OUT"):
-        return
-    paths = sorted((ROOT / ".course" / "faults").glob("*.jsonl"))
-    records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-    records.sort(key=lambda record: record["case"])
-    load("recording").write_file(pathlib.Path(os.environ["OUT"], "faults.json"), records)
 
 
 @pytest.fixture

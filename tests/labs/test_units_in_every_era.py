@@ -24,19 +24,19 @@ OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "
     "logits_repair mismatch models no_gpu placement preflight_batch preflight_controls preflight_more "
     "preflight_reward preflight_script preflight_step preflight_tokens rewards rollouts second_device step_guard "
-    "textbook trainers updates"
+    "textbook textbook_algorithms trainers updates"
 )
 RUNS = {
     "trl-0.14": OLDEST,
     # Its transformers are newer: the name of an argument that is swallowed, and no garbage rollouts.
-    "trl-0.14-tf-4.52": "alignment guards logits_guard logits_repair rollouts trainers",
+    "trl-0.14-tf-4.52": "alignment logits_guard logits_repair rollouts",
     # Its trl alone is newer: what trains, how a batch is counted, and the engine that is handed over. DeepSpeed is the
-    # oldest stack's, where lab 09 is proved with it.
-    "trl-0.15": "logits_guard preflight_batch preflight_more preflight_step textbook trainers zero3",
+    # oldest stack's, where lab 09 is proved with it; preflight_step compares a step of its trainer with the textbook.
+    "trl-0.15": "logits_guard preflight_batch preflight_more preflight_step textbook_algorithms trainers zero3",
     # What trl 0.22 and PEFT 0.17 decide: checkpointing at each generation, the way to the trainer, and the step.
     "trl-0.22": (
         "adapter_paths adapters gradients guard_script guards logits_guard preflight_step rollouts step_guard textbook "
-        "trainers"
+        "textbook_algorithms trainers"
     ),
 }
 # The slow ones of those whose answer is this house's in every stack.
@@ -50,6 +50,7 @@ OWN = {
     # The script's function is called with texts.
     "preflight_reward": "test_what_a_function_can_never_reward",
     "step_guard": "test_a_wrong_gradient_stops_the_run",
+    "textbook_algorithms": "test_each_suspect_is_named",
     # Gradients of the textbook itself, one for each mistake, are held against a gradient.
     "textbook": (
         "test_a_planted_mistake_is_named test_a_reference_that_is_the_policy_itself "

@@ -1,17 +1,17 @@
 """The diff at each notebook's end, applied to the reader's script: broken before, healed after, measured in its era.
 
 With LoRA too, for most readers train adapters: the runner gives the trainer a `peft_config` where the script gives
-none. And where the notebook says "or upgrade", the script without the diff in the newer stack.
+none. And where the notebook says "or upgrade", the script as it stands there, without the diff, in the newer stack.
 
 `diffs/NAME.py` says how. `MEASURE` is run after the script, with its names, and sets `healed` and `metrics`; it finds
 `trainer`, also where the script keeps it inside a function, and `started`, the trainable tensors as they were when that
 was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the script: what a
 launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its own
-adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras, and for
-each the edits of text that its release asks for; with `STAYS` the diff may stay there. `PROCESSES` are as many as a
-launcher would start, the script with `ARGUMENTS`. `SHORT` are edits for a run of fewer steps that proves the same,
-`SHORT_LORA` with adapters too, and `SHORT_BROKEN` for the broken run too. A second diff, to code of the reader's own,
-is tagged `own-diff`, and that code `own`; `OWN_MEASURE` judges it.
+adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras in which
+the notebook does not run the script itself, and for each the edits of text that its release asks for; with `STAYS` the
+diff may stay there. `PROCESSES` are as many as a launcher would start, the script with `ARGUMENTS`. `SHORT` are edits
+for a run of fewer steps that proves the same, `SHORT_LORA` with adapters too, and `SHORT_BROKEN` for the broken run.
+A second diff, to code of the reader's own, is tagged `own-diff`, and that code `own`; `OWN_MEASURE` judges it.
 """
 
 import importlib.util
@@ -44,20 +44,11 @@ def load(name):
 TRIALS = {name: load(name) for name in NAMES}
 # Each notebook without adapters, and with them unless the script has its own.
 CASES = [(name, lora) for name in NAMES for lora in (False, True) if not lora or getattr(TRIALS[name], "LORA", LORA)]
-# What a notebook itself shows in newer stacks, and holds in its figures, is not tried again.
-SHOWN = {
-    ("01_requires_grad_warning", "today", False),
-    ("01_requires_grad_warning", "today", True),
-    ("02_garbage_rollouts", "trl-0.22", False),
-    ("02_garbage_rollouts", "today", False),
-    ("08_everything_together", "trl-0.15", False),
-}
-UPGRADES = [(name, era, lora) for name, lora in CASES for era in getattr(TRIALS[name], "UPGRADE", {})]
-UPGRADES = [case for case in UPGRADES if case not in SHOWN]
+UPGRADES = [(name, era) for name in NAMES for era in getattr(TRIALS[name], "UPGRADE", {})]
 
 
 def ids(case):
-    """Name a case: 02_garbage_rollouts-today-lora."""
+    """Name a case: 02_garbage_rollouts-lora."""
     return {False: "plain", True: "lora"}.get(case, case)
 
 
@@ -243,11 +234,11 @@ def test_the_second_diff_heals_code_of_ones_own(name, lora, tmp_path, ask):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "era", "lora"), UPGRADES, ids=ids)
-def test_the_newer_release_heals_the_script(name, era, lora, tmp_path, ask):
+@pytest.mark.parametrize(("name", "era"), UPGRADES)
+def test_the_newer_release_heals_the_script(name, era, tmp_path, ask):
     """Upgrade, says the notebook: with the edits that the newer release asks for, without the diff or with it."""
     _, script, diff = script_and_diff(name)
     scripts = [script, apply(script, diff, tmp_path)] if getattr(TRIALS[name], "STAYS", False) else [script]
     for source in scripts:
-        after = ask(name, era, edit(source, *TRIALS[name].UPGRADE[era], *short(name, lora)), lora)
+        after = ask(name, era, edit(source, *TRIALS[name].UPGRADE[era], *short(name, False)), False)
         assert after["error"] is None and after["healed"] is True, after

@@ -1,10 +1,9 @@
 """A room without a network: a bundle is installed where nothing can be reached, passes doctor and runs a notebook.
 
 The home folder is a new one, the caches are empty, and neither uv nor a compiler nor make is on the path. With
-BUNDLE=DIR in the environment that bundle is taken instead of a new one; with OUT=FOLDER what was measured is kept.
+BUNDLE=DIR in the environment that bundle is taken instead of a new one.
 """
 
-import json
 import os
 import pathlib
 import re
@@ -14,10 +13,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
-from failurelab_course.experiments import observe
 
 ROOT = eras.root()
 # A new namespace has not even a loopback that is up, as every machine has without a network: Jupyter's kernels need it.
@@ -94,24 +91,4 @@ def test_a_room_without_a_network(bundle, cut_off, tmp_path):
     assert again.returncode == 0 and "files that you changed are kept" in again.stdout, again.stdout
     assert " packages" not in again.stdout and processor_again < processor
     assert (room / "labs/01_frozen_embeddings/train.py").read_text() == "# my work\n"
-    torch = next((bundle / "wheels").glob("torch-*")).name.split("-")
-    keep(
-        {
-            "bundle_mb": bytes_of(bundle) / 1e6,
-            "wheels": len(list((bundle / "wheels").iterdir())),
-            "eras": len(names),
-            "install_processor_minutes": processor / 60,
-            "installed_gb": took / 1e9,
-            "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
-            "platform": torch[4].removesuffix(".whl"),
-            "torch": torch[1],
-        }
-    )
-
-
-def keep(figures):
-    """Print what was measured, and keep it as offline.json in the folder that OUT names."""
-    made = observe.record("ground", "measured", figures, case="offline bundle")
-    print(json.dumps(made["figures"], indent=1))
-    if folder := os.environ.get("OUT"):
-        load("recording").write_file(pathlib.Path(folder, "offline.json"), [made])
+    print(f"{bytes_of(bundle) / 1e6:.0f} MB; installed {took / 1e9:.1f} GB in {processor / 60:.1f} processor minutes")

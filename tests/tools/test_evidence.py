@@ -3,8 +3,6 @@
 import importlib.metadata
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -18,9 +16,9 @@ ROOT = eras.root()
 recording, frames = load("recording"), load("frames")
 FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if not path.stem.startswith("part_"))
 PAGES = tables.find_pages()
-# Written by something else than a benchmark of that name: tests of faults and of bundles, a class on one server, and
-# preflight_corpus.py --once, and what the notebooks recorded in their run on a card.
-OTHERS = {"faults", "offline", "class_server", "preflight_once", "notebooks"}
+# Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
+# the notebooks recorded in their run on a card.
+OTHERS = {"class_server", "preflight_once", "notebooks"}
 
 
 def make_record(case="GRPO learns sums", era="today", seed=0, **changes):
@@ -144,13 +142,3 @@ def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch
     monkeypatch.setattr(eras.Era, "has_zero3", False)
     with pytest.raises(recording.CannotRun, match="not built in era old"):
         recording.run_in_era(pathlib.Path("x.py"), "old", ["zero3"], [], "cpu")
-
-
-@pytest.mark.slow
-def test_a_real_benchmark_is_recorded_from_end_to_end(tmp_path):
-    words = ["--out", str(tmp_path), "--eras", "today", "--seeds", "1", "--steps", "2"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "learning.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (made,) = recording.read_file(tmp_path / "learning.json")
-    assert made["versions"]["trl"] == importlib.metadata.version("trl") and made["figures"]["optimizer_steps"] == 2

@@ -115,6 +115,19 @@ def grpo(model, tokenizer, prompts=("1+1=",), reward=None, **options):
     )
 
 
+def evaluated(config):
+    """Return a trainer of the course's small model with this config and an evaluation set."""
+    import datasets
+    import trl
+
+    from failurelab_course.experiments import models
+
+    model, tokenizer = models.load("tiny")
+    rows = datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4})
+    given = {"processing_class": tokenizer, "train_dataset": rows, "eval_dataset": rows, "args": config}
+    return trl.GRPOTrainer(model=model, reward_funcs=alternate, **given)
+
+
 def alternate(completions, **_) -> list[float]:
     """Reward every other completion, so that no group has equal rewards and every step has a gradient."""
     return [float(index % 2) for index in range(len(completions))]

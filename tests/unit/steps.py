@@ -1,9 +1,14 @@
-"""GRPO trainers for one step, alike in every release, and mistakes planted in them."""
+"""GRPO, RLOO and Online DPO trainers for one step, alike in every release, and mistakes planted in them."""
 
 import datasets
 import packaging.version
 import torch
 import trl
+
+try:
+    from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+except ImportError:
+    from trl import OnlineDPOConfig, OnlineDPOTrainer
 
 SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
 
@@ -86,3 +91,67 @@ def planted(loss=None, inputs=None):
             return value if loss is None else loss(value)
 
     return Planted
+
+
+SHORT = {
+    "max_steps": 1,
+    "learning_rate": 1e-6,
+    "temperature": 1.0,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": [],
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+class Judge:
+    """A pairwise judge that prefers what a reward function pays more for, the first of equally good ones."""
+
+    def __init__(self, reward):
+        self.reward = reward
+
+    def judge(self, prompts, completions, shuffle_order=True):
+        paid = [self.reward(completions=list(pair)) for pair in completions]
+        return [-1 if None in pair else int(pair[1] > pair[0]) for pair in paid]
+
+
+def online_dpo(model, tokenizer, folder, kind=None, reward=ones, more=(), lengths=(4, 5), config=None, **options):
+    """Return an Online DPO trainer of 16 pairs a step, whose preferences come from a judge where there are judges."""
+    prompts = [prompt for prompt in SUMS if len(prompt) in lengths]
+    given = {"per_device_train_batch_size": 16, "max_new_tokens": 6, **SHORT, **options}
+    preference = {"reward_funcs": [reward]}
+    if judges():
+        preference = {} if "reward_model" in dict(more) else {"judge": Judge(reward)}
+    torch.manual_seed(0)
+    return (kind or OnlineDPOTrainer)(
+        model=model,
+        args=OnlineDPOConfig(str(folder), **given),
+        train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
+        processing_class=tokenizer,
+        peft_config=config,
+        **preference,
+        **dict(more),
+    )
+
+
+def judges():
+    """Whether this release has judges, and no reward functions for Online DPO."""
+    return "judge" in OnlineDPOTrainer.__init__.__code__.co_varnames
+
+
+def rloo(model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(4, 5), config=None, **options):
+    """Return an RLOO trainer of 32 completions a step in two micro-batches, groups of four."""
+    rows = [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
+    given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 4}
+    given |= {"max_completion_length": 6, **SHORT}
+    torch.manual_seed(0)
+    return (kind or trl.RLOOTrainer)(
+        model=model,
+        args=trl.RLOOConfig(str(folder), **given | options),
+        train_dataset=datasets.Dataset.from_dict({"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}),
+        processing_class=tokenizer,
+        reward_funcs=list(rewards),
+        peft_config=config,
+    )

@@ -1,5 +1,6 @@
 """Devices: every cause of a missing GPU has its own line; nothing moves to the CPU without a word."""
 
+import os
 import warnings
 
 import pytest
@@ -27,57 +28,47 @@ def card(cuda_build):
     return cuda_build
 
 
-def test_a_build_for_cpus_is_said(monkeypatch):
-    """Most laptops: the GPU may be there, and torch is not built for it."""
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(devices.TierError, match=r"cuda is asked for.* build for CPUs\. Next: install a CUDA build"):
-        devices.resolve("cuda")
-    assert devices.resolve("auto") == "cpu"
-    assert devices.resolve("cpu") == "cpu"
-
-
-def test_a_driver_too_old_is_said(cuda_build):
+def warned():
     """Torch says it in a warning only, which a notebook hides."""
+    warnings.warn("The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1)
+    return False
 
-    def unavailable():
-        warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1
-        )
-        return False
 
-    cuda_build.setattr(torch.cuda, "is_available", unavailable)
-    with pytest.raises(devices.TierError, match=r"driver \(580\.159\.04\) is too old .* CUDA 13\.0\. Next: a newer"):
-        devices.resolve("cuda")
+def no_kernel(*_, **__):
+    raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+
+PASCAL = {
+    "is_available": lambda: True,
+    "get_device_capability": lambda: (6, 0),
+    "get_device_name": lambda: "Tesla P100",
+}
 
 
 @pytest.mark.parametrize(
-    ("visible", "driver", "says"),
+    ("place", "attributes", "says"),
     [
-        ("", "580.159.04", "hides every GPU. Next: unset it"),  # easily left behind in a shell
-        (None, "", "no NVIDIA driver"),  # a container without the GPU passed to it
-        (None, "580.159.04", "finds no GPU (it says no more). Next: compare with nvidia-smi"),
+        (torch.version, {"cuda": None}, "is a build for CPUs. Next: install a CUDA build"),  # most laptops
+        (torch.cuda, {"is_available": warned}, "driver (580.159.04) is too old for torch"),
+        (os.environ, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU. Next: unset it"),  # easily left in a shell
+        (devices, {"driver": lambda: ""}, "no NVIDIA driver"),  # a container without the GPU passed to it
+        (devices, {}, "finds no GPU (it says no more). Next: compare with nvidia-smi"),
+        # `is_available` is true there, and the first kernel fails
+        (
+            torch.cuda,
+            PASCAL | {"get_arch_list": lambda: ["sm_75", "sm_90"]},
+            "Tesla P100 (compute capability 6.0) cannot",
+        ),
     ],
 )
-def test_a_gpu_that_is_not_seen_says_why(cuda_build, visible, driver, says):
-    if visible is not None:
-        cuda_build.setenv("CUDA_VISIBLE_DEVICES", visible)
-    cuda_build.setattr(devices, "driver", lambda: driver)
-    assert says in devices.gpu_problem()
-
-
-def test_a_card_that_torch_no_longer_supports_is_said(cuda_build):
-    """`is_available` is true there, and the first kernel fails."""
-
-    def kernel(*_, **__):
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
-
-    cuda_build.setattr(torch.cuda, "is_available", lambda: True)
-    cuda_build.setattr(torch.cuda, "get_device_capability", lambda *_: (6, 0))
-    cuda_build.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla P100")
-    cuda_build.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
-    cuda_build.setattr(torch, "zeros", kernel)
-    assert "Tesla P100 (compute capability 6.0) cannot run" in devices.gpu_problem()
-    assert "sm_75, sm_90" in devices.gpu_problem()
+def test_why_no_gpu_can_be_used(cuda_build, place, attributes, says):
+    cuda_build.setattr(torch, "zeros", no_kernel)
+    for name, value in attributes.items():
+        cuda_build.setitem(place, name, value) if place is os.environ else cuda_build.setattr(place, name, value)
+    assert all(part in devices.gpu_problem() for part in (*says.split("..."), "Next: "))
+    with pytest.raises(devices.TierError, match="device cuda is asked for, and "):
+        devices.resolve("cuda")
+    assert devices.resolve("auto") == devices.resolve("cpu") == "cpu"
 
 
 def test_a_working_card_is_taken(card):

@@ -12,7 +12,7 @@ from failurelab.failures import names, symptoms
 
 TODAY = {"trl": "1.16.0", "transformers": "5.23.0"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-STACKS = [ROOT / ".venv", *sorted((ROOT / ".eras").glob("trl-*"))]
+STACKS = [ROOT / ".venv", ROOT / ".eras" / "trl-0.14"]  # the newest and the oldest
 # What a stack has, in its own words: fields, parameters, methods, names that can be imported.
 ASK = """
 import dataclasses, importlib, inspect, json, sys

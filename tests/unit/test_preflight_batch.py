@@ -1,6 +1,7 @@
 """Batch arithmetic: what the installed trl refuses is handed to it as it is, and what a step is, is said."""
 
 import dataclasses
+import sys
 
 import datasets
 import pytest
@@ -10,6 +11,8 @@ import trl
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import batch
 from failurelab.preflight.judges.given import judge_given
+from failurelab.preflight.repairs import EditableScript
+from failurelab.preflight.script_text import Text
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.training import Training
 from failurelab_course.experiments import models
@@ -51,6 +54,36 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer):
         assert len(findings) == (size[1] == 1)
 
 
+@pytest.mark.parametrize(("size", "generations", "refused"), [(8, 4, False), (3, 4, True), (6, 4, True)])
+def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp_path):
+    """The cut took the evaluation away before trl could refuse it: a script that ends at its start was "healthy"."""
+    given = asked(generations, generations) | {"eval_strategy": "steps", "per_device_eval_batch_size": size}
+    if cuts.counts_prompts():
+        assert not cuts.is_refused(given, 1)
+        return
+    assert cuts.is_refused(given, 1) == refused and not cuts.is_refused(given | {"eval_strategy": "no"}, 1)
+    assert not refused or cuts.make_divide(given, 1) == {"per_device_eval_batch_size": generations}
+    if size == 3:  # 6 in two processes
+        assert cuts.make_divide(given, 2) == {"per_device_eval_batch_size": generations // 2}
+    made = cuts.CutArguments(3, str(tmp_path))
+    error = None
+    with made.cut():
+        try:
+            config = trl.GRPOConfig("out", use_cpu=True, eval_steps=5, **{n: v for n, v in given.items() if v})
+            small.evaluated(config)
+        except ValueError as caught:
+            error = batch.refused(caught)
+    assert (error is not None) == refused
+
+
+def test_generations_that_are_set_too_late_to_be_refused():
+    """Where the config is made they are checked; a round of generation stays as it was made then."""
+    if "generation_batch_size" not in asked(8, 4):
+        return
+    (found,) = judge(**asked(8, 3, generation_batch_size=8))
+    assert found.key == "F22:num_generations" and found.verdict is Verdict.FOUND and found.ends
+
+
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     """Six completions are no multiple of four on one device; on two they are."""
     assert [cuts.is_refused(asked(6, 4), world) for world in (1, 2)] == [not cuts.counts_prompts(), False]
@@ -76,6 +109,10 @@ def test_other_trainers_have_no_such_arithmetic():
     assert list(batch.judge_batch(training(per_device_train_batch_size=3))) == []
 
 
+def iter_rows():
+    yield {"prompt": "a"}
+
+
 class OfTrl:
     __module__ = "trl.trainer"
 
@@ -93,14 +130,44 @@ class OfTrl:
         ({"reward_funcs": 0.5}, "reward_funcs[0]", ["float '0.5'"]),
         ({"model": OfTrl}, "model", ["the class OfTrl", "a model or its name"]),
         ({"args": {"beta": 0}}, "args", ["GRPOConfig(**args)"]),
+        ({"train_dataset": iter_rows()}, "train_dataset", ["a generator", "from_list(list(rows))"]),
+        ({"train_dataset": "trl-lib/tldr"}, "train_dataset", ["load_dataset"]),
+        ({"reward_funcs": ["a_reward"]}, "reward_funcs[0]", ["the text 'a_reward'", "without quotes"]),
         ({"reward_funcs": [len, "a/reward-model"], "model": "a/model", "train_dataset": None}, "", []),
     ],
 )
-def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, words):
+def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, words, monkeypatch):
     """It was an AttributeError in a library, and of a DatasetDict "one prompt to train on"."""
+    monkeypatch.setattr(sys.modules["__main__"], "a_reward", len, raising=False)
     findings = list(judge_given(given, OfTrl()))
     assert [finding.part for finding in findings] == [part] * bool(part)
     assert all(word in f"{findings[0].evidence} {findings[0].repair}" for word in words)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "made"),
+    [
+        ([{"prompt": "a"}], "train_dataset=datasets.Dataset.from_list(rows)"),
+        ({"train": [1], "test": [2]}, "train_dataset=rows['train']"),
+    ],
+)
+def test_a_container_is_made_into_what_the_trainer_takes_by_an_edit(dataset, made):
+    (finding,) = judge_given({"train_dataset": dataset}, OfTrl())
+    text = Text("train.py", "import a\ntrainer = T(train_dataset=rows)\n")
+    given = EditableScript(lambda file: text)
+    given.calls = lambda kind, index=-1: iter([(text, text.tree.body[1].value)])
+    (edited,) = finding.undo.change(given).files.values()
+    assert made in edited
+
+
+def test_a_trainer_that_is_none_of_trl_s_counts_its_batch_itself():
+    """Its prompts are counted, and its groups drawn, by code of its own: F22 was said of it by trl's arithmetic."""
+
+    class Vendored:
+        args = None
+
+    (finding,) = batch.judge_batch(training(Vendored(), **asked(1, 8)))
+    assert finding.verdict is Verdict.NOT_CHECKED and "Vendored" in finding.why
 
 
 def test_a_plain_trainer_takes_a_list():

@@ -42,6 +42,17 @@ def test_a_model_that_does_not_look_back_is_blind(model, tokenizer):
     assert blind.training
 
 
+def test_a_lost_causal_mask_is_a_mechanism_of_its_own(model, tokenizer):
+    """Up to transformers 4.48 padded rows lose it; a model that does not look back shows nothing of it either."""
+    prompts = ["12+7=", "3+4="]
+    seeing = controls.error_without_causality(model, tokenizer, prompts, 4)
+    blind = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in blind.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    assert seeing > 0.1 and controls.error_without_causality(blind, tokenizer, prompts, 4) < 0.01
+
+
 def test_equal_tokens_show_no_shift():
     model = small.qwen2()
     ids = torch.arange(1, 9)[None].repeat(2, 1)

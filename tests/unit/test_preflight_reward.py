@@ -561,6 +561,81 @@ def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict
     assert [answer.verdict for answer in beside] == [Verdict.NOT_CHECKED]
 
 
+def by_prompt(completions, answer, **_):
+    return [float(right) / 10 for _, right in zip([text(each) for each in completions], answer)]
+
+
+def always_well(completions, **_):
+    return [1.0 if text(completion) is not None else 0.0 for completion in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"), [(by_prompt, "depends on the prompt alone"), (always_well, "all get the most that it pays")]
+)
+def test_a_value_that_no_completion_decides_on_is_suspected(function, words, tokenizer):
+    """It read the completions, so "none may have its form" was said of it, and nothing was found."""
+    (answer,) = judge(function, CHAT, tokenizer)
+    assert (answer.failure, answer.verdict) == ("F10", Verdict.SUSPECTED) and words in answer.evidence
+
+
+def correctness(completions, **_):
+    return [1.0 if text(completion).strip().isdigit() else 0.0 for completion in completions]
+
+
+def format_of_answer(completions, **kwargs):
+    return correctness(completions)
+
+
+def correct_by_prompt(completions, prompts, **_):
+    return correctness(completions)
+
+
+def correct_by_others(completions, **kwargs):
+    return correctness(completions, **kwargs)
+
+
+@pytest.mark.parametrize("function", [correctness, format_of_answer, correct_by_prompt, correct_by_others])
+def test_a_function_of_right_answers_that_reads_none_is_suspected(function, tokenizer):
+    """By its name alone, so one of the form is not, nor one that may know the answer in another way."""
+    suspected = [answer for answer in judge(function, CHAT, tokenizer) if answer.verdict is Verdict.SUSPECTED]
+    assert ["no function reads answer" in answer.evidence for answer in suspected] == [True] * (function is correctness)
+    beside = judge([function, exact], CHAT, tokenizer)
+    assert not [answer for answer in beside if answer.verdict is Verdict.SUSPECTED]
+
+
+def boxed_at_the_end(completions, answer, **_):
+    found = [re.search(r"The final answer is: \$\\boxed\{(.+?)\}\$", text(completion)) for completion in completions]
+    return [float(bool(match) and match[1] == right) for match, right in zip(found, answer)]
+
+
+def test_a_form_whose_pieces_stand_in_the_prompt_is_shown(tokenizer):
+    """A box was read there, and not what stands around it: a healthy script was named."""
+    rows = told("Think. Finish with: The final answer is: $\\boxed{number}$.")
+    answers = judge(boxed_at_the_end, rows, tokenizer)
+    assert {answer.verdict for answer in answers} == {Verdict.HELD}
+    assert [answer.failure for answer in found(judge(boxed_at_the_end, told("Use \\boxed{}."), tokenizer))] == ["F14"]
+
+
+def talks(completions, answer, **_):
+    """Rewards what is correct."""
+    day = time.strftime("%d-%H")
+    if os.getenv("DEBUG_MODE") == "true":
+        with open(os.environ["LOG_PATH"], "a", encoding="utf-8") as file:
+            file.write(f"----- {day} Accuracy reward -----")
+    print("Question:", completions[0], "Extracted: ")
+    if not completions:
+        raise ValueError("no completions were given")
+    return [float(f"<result>{right}</result>" in text(each)) for each, right in zip(completions, answer)]
+
+
+def test_no_made_up_answer_shows_what_a_function_says_to_people():
+    """`DEBUG_MODE` and `Question: 7` stood there as a model's answers."""
+    assert set(signature.texts(talks)) <= {"content", "<result>", "</result>", "true"}
+    shown = " ".join(each.text for each in forms.make([{"prompt": "3+4=", "answer": "7"}], "answer", [talks]))
+    assert "<result>7</result>" in shown
+    assert not re.search("DEBUG|utf-8|Question|Extracted|Accuracy|%d", shown)
+
+
 @pytest.mark.parametrize(
     ("read", "write"),
     [(last_number_bare, write) for write in ("${}$", "\\boxed{{{}}}", "{} cm")] + [(last_number, "{}")],
@@ -658,6 +733,17 @@ def test_nothing_is_held_where_an_empty_completion_gets_as_much(weight, held, to
         answers
     )
     assert held or "answers nothing no less" in whole[0].why
+
+
+def in_each_other(completions, answer, **_):
+    """An empty text is in every answer."""
+    return [float(text(each).strip() in right or right in text(each)) for each, right in zip(completions, answer)]
+
+
+def test_a_function_that_pays_an_empty_answer_like_the_right_one_is_suspected(tokenizer):
+    """By itself, and not by another function beside it, as a penalty for length is."""
+    suspected = [answer for answer in judge(in_each_other, tokenizer=tokenizer) if answer.verdict is Verdict.SUSPECTED]
+    assert [answer.failure for answer in suspected] == ["F14"] and "answers nothing no less" in suspected[0].evidence
 
 
 def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_needs(tokenizer):

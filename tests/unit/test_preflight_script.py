@@ -15,18 +15,20 @@ import pytest
 import torch
 import transformers
 import trl
+from packaging.version import Version
 from small import qwen2
 
 from failurelab import updates
-from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
-from failurelab.preflight.answer import Answer, Change, Finding, Verdict
+from failurelab.preflight import cli, launcher_line, launcher_options, notebook, run, script_text
+from failurelab.preflight.answer import Answer, Change, Effect, Finding, Location, Verdict
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
-from failurelab.preflight.stage import callbacks, cuts, own_code, processes, ranks, saving
+from failurelab.preflight.stage import callbacks, cuts, gpus, own_code, processes, ranks, saving
 from failurelab.preflight.stage import models as small_models
 from failurelab.preflight.training import Load, Source, Training
+from failurelab.rewards.table import Line, RewardTable
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 
@@ -45,6 +47,23 @@ def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
     assert type(model) is transformers.Qwen2ForCausalLM
     assert model.config.vocab_size == 3000 and model.config.num_hidden_layers == 2 and model.config.hidden_size == 64
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def test_a_random_model_draws_no_image():
+    """More ids of images than there are images end a forward pass in an error that is none of the script's."""
+    model = small_models.build(transformers.Qwen2ForCausalLM, config(vocab_size=16))
+    model.config.image_token_id, model.config.vision_start_token_id = 5, 6
+    torch.nn.init.zeros_(model.lm_head.weight)  # all tokens are as likely
+    ids = torch.ones(4, 2, dtype=torch.long)
+
+    def drawn():
+        torch.manual_seed(0)
+        new = model.generate(input_ids=ids, attention_mask=ids, do_sample=True, max_new_tokens=30, eos_token_id=None)
+        return set(new[:, 2:].flatten().tolist())
+
+    with small_models._text_drawn_alone():
+        assert len(drawn() - {5, 6}) == len(drawn()) > 9
+    assert {5, 6} <= drawn()
 
 
 def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
@@ -309,12 +328,138 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
 
 
+SETS = """
+import trl
+batch = "per_device_train_batch_size", "num_generations"
+late = trl.GRPOConfig("out", per_device_train_batch_size=16, num_generations=8, use_cpu=True)
+late.num_generations = late.per_device_train_batch_size = 4
+late.max_steps, late.max_completion_length, late.save_strategy = 500, 8, "epoch"
+seen = late.num_generations, late.max_steps, late.max_completion_length
+
+def during():
+    return late.max_steps, late.save_strategy, late.max_completion_length
+"""
+
+
+def test_what_a_script_sets_later_is_asked_for_and_cut(tmp_path):
+    """A value equal to the cut one was not seen, a batch was cut by its first numbers, and 500 steps were run."""
+    script = tmp_path / "train.py"
+    made = cuts.CutArguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    names = {}
+    with made.cut():
+        exec(compile(SETS, str(script), "exec"), names)
+        assert names["seen"] == (4, 500, 8)
+        late = names["late"]
+        assert late.max_steps == 3 and late.num_generations == 4
+        asked = made.uncut(late)
+        assert (asked["per_device_train_batch_size"], asked["num_generations"]) == (4, 4)
+        assert (asked["max_steps"], asked["max_completion_length"], asked["save_strategy"]) == (500, 8, "epoch")
+        assert not [cut for cut in made.cuts(late) if cut.startswith(("num_generations", "max_completion_length"))]
+        made.settle(late)
+        assert names["during"]() == (500, "epoch", 8) and late.max_steps == 3
+
+
+DERIVED = """
+import trl
+config = trl.GRPOConfig("out", per_device_train_batch_size=16, num_generations=8, gradient_accumulation_steps=2,
+                        save_strategy="steps", use_cpu=True)
+passes = getattr(config, "steps_per_generation", 2), getattr(config, "generation_batch_size", 32)
+strategy = config.save_strategy.value
+"""
+
+
+def test_what_trl_makes_of_the_arguments_is_read_as_it_makes_it_uncut(tmp_path):
+    """`steps_per_generation` was None for the script, and a strategy was a text without `.value`."""
+    script = tmp_path / "train.py"
+    made = cuts.CutArguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    names = {}
+    with made.cut():
+        exec(compile(DERIVED, str(script), "exec"), names)
+    assert names["passes"] == (2, 32) and names["strategy"] == "steps"
+
+
+class Early:
+    """As transformers' EarlyStoppingCallback, which lies in no file of the script's."""
+
+    def on_train_begin(self, args, state, control, **more):
+        assert args is not None, "wants another strategy"
+
+
+LOGS = """
+class Own:
+    def log(self, logs, *args, **more):
+        return logs["kl"]
+"""
+
+
+def test_a_library_s_callback_and_a_log_of_the_trainer_s_own(tmp_path):
+    """The cut's arguments and numbers are others than the script's, and an error ended the judgement."""
+    path = tmp_path / "train.py"
+    path.write_text(LOGS)
+    names = {}
+    exec(compile(LOGS, str(path), "exec"), names)
+    trainer, early = names["Own"](), Early()
+    trainer.state = types.SimpleNamespace(global_step=1)
+    trainer.callback_handler = types.SimpleNamespace(callbacks=[early])
+    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path)), [early]) as found:
+        assert early.on_train_begin(None, trainer.state, "control") == "control"
+        assert trainer.log({"loss": 1.0}) is None and trainer.log({"kl": 2.0}) == 2.0
+    assert [each.part for each in found] == ["Early.on_train_begin", "Own.log"]
+    assert {each.verdict for each in found} == {Verdict.NOT_CHECKED} and "log" not in vars(trainer)
+
+
+DEMANDS = """
+import torch
+{demand}
+count = torch.cuda.device_count()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
+@pytest.mark.parametrize(
+    "demand", ["assert torch.cuda.is_available()", "n = torch.cuda.device_count()\nif n < 1: raise SystemExit('no')"]
+)
+def test_a_demand_for_a_gpu_is_known_and_got_past(demand, tmp_path):
+    """It ended with status 3; told of a GPU, the script alone sees it."""
+    script = tmp_path / "train.py"
+    own, text, names = own_code.OwnCode(script), DEMANDS.format(demand=demand), {}
+    script.write_text(text)
+    told = gpus.Told(own)
+    with told.answering(), pytest.raises((AssertionError, SystemExit)) as raised:
+        exec(compile(text, str(script), "exec"), names)
+    assert told.is_demanded(raised.value) and not told.is_demanded(KeyError("another"))
+    with gpus.Told(own, 2).answering():
+        exec(compile(text, str(script), "exec"), names)
+        assert not torch.cuda.is_available()  # for another's code
+    assert names["count"] == 2 and torch.cuda.device_count() == 0
+
+
+@pytest.mark.parametrize(("wanted", "effects", "again", "runs"), [(1, 0, None, 2), (4, 0, None, 3), (1, 1, None, 1)])
+def test_a_script_that_demands_a_gpu_is_run_once_more(wanted, effects, again, runs, tmp_path):
+    """Where it has done nothing yet that another run would do again."""
+    counts = []
+
+    def run_once(change):
+        counts.append(session.gpus)
+        demands = session.gpus < wanted
+        writes = [Effect("writes", "there.txt")] * effects
+        return Answer(error="demands a GPU" if demands else "", demands_gpu=demands, effects=writes)
+
+    session = types.SimpleNamespace(run=run_once, gpus=0, count=1, say=print, line="")
+    answer = Answer()
+    cli._judge(answer, session, tmp_path / "train.py", again)
+    assert counts == [0, 1, 8][:runs] and bool(answer.error) == (runs == 1)
+    assert any("demands a GPU" in note for note in answer.notes) == (runs > 1)
+
+
 def test_rows_that_are_trained_on_differ_in_length():
     """Garbage rollouts of transformers 4.48 need a padded batch: rows of one length would hide them."""
     chosen = cuts.choose_short(Rows("x" * (1 + index % 9) for index in range(100)), 4)
     assert len(chosen) == 4 and len({len(row) for row in chosen}) == 4
     assert max(map(len, chosen)) <= 5
     halves = cuts.choose_short(Rows({"prompt": "x" * (1 + index % 2 * (2 + index % 7))} for index in range(100)), 6)
+    late = cuts.choose_short(Rows({"prompt": "x" * (1 + (index > 300) * (index % 5))} for index in range(600)), 4)
+    assert len({len(row["prompt"]) for row in late}) > 1  # the first 256 have one length
     assert len({len(row["prompt"]) for row in halves}) == 6  # half of them have one length: longer ones too
     ids = torch.arange(1, 201)[None].repeat(2, 1)
     labels = torch.where((ids > 150) & (ids <= 160), ids, -100)  # a long batch keeps the positions of its answers
@@ -568,6 +713,25 @@ def test_what_a_launch_asks_for_beside_processes_is_kept_or_told(tmp_path, monke
     assert dict(started.environment) == {"ACCELERATE_MIXED_PRECISION": "bf16"} and "FSDP" in " ".join(started.left_out)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["nohup A=1 t.py --x", "uv run --frozen t.py --x", "A=1 srun --gpus=2 uv run t.py --x", "env A=1 time t.py --x"],
+)
+def test_what_starts_a_launcher_is_passed_over(line, read):
+    """As lines stand in the scripts of clusters: it was said that nohup is no launcher, and nothing was judged."""
+    started = read(line)
+    assert (started.script, started.arguments) == ("t.py", ("--x",))
+    assert dict(started.environment) == ({"A": "1"} if "A=1" in line else {})
+
+
+@pytest.mark.parametrize(
+    "line", ["swift rlhf --rlhf_type grpo", "llamafactory-cli train x.yaml", "bash x.sh", "ray job"]
+)
+def test_a_launcher_of_another_framework_says_what_can_be_judged(line, read):
+    with pytest.raises(launcher_line.LaunchError, match=r"is no launcher .*(python -m \w+|Next: the line)"):
+        read(line)
+
+
 def test_the_stage_of_a_deepspeed_configuration(tmp_path):
     """As a dict, as the path of a file, as text; what cannot be read asks for none."""
     config, path = {"zero_optimization": {"stage": 3}}, tmp_path / "ds.json"
@@ -634,6 +798,28 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
     assert rollouts.prompts_of_a_batch(Training(trainer, {}), tokenizer) == ["111", "111111"]
 
 
+@pytest.mark.parametrize("release", ["4.48", "4.49"])
+def test_prompts_of_one_length_show_no_failure_of_padding(release, trained, monkeypatch):
+    """A plain script with checkpointing was HELD in trl 0.15, by two prompts of one length in the cut batch."""
+    model, tokenizer = trained
+    rows = [{"prompt": "1+1="}, {"prompt": "2+2="}]
+    all_rows = [*rows, {"prompt": "10+10="}]
+    monkeypatch.setattr(rollouts, "installed_version", lambda name: Version(release))
+    trainer = types.SimpleNamespace(model=model, processing_class=tokenizer, train_dataset=Rows(rows))
+    trainer.train_dataset.column_names, trainer.generation_config = ["prompt"], None
+    trainer.args = types.SimpleNamespace(num_generations=2, per_device_train_batch_size=8)
+    for dataset, verdict in ((all_rows, Verdict.NOT_CHECKED), (rows, Verdict.HELD)):
+        judge = rollouts.RolloutJudge(Training(trainer, {}, dataset=dataset))
+        told = [types.SimpleNamespace(prompt=row["prompt"]) for row in rows]
+        report = types.SimpleNamespace(agrees=True, error=1e-7, rounding=1e-2, rollouts=told)
+        monkeypatch.setattr(rollouts.Guarded, "report", report)
+        (answer,) = judge.answers()
+        assert answer.verdict is (verdict if release == "4.48" else Verdict.HELD)
+        assert "one length" in answer.why or answer.verdict is Verdict.HELD
+    prompts = rollouts.prompts_of_a_batch(Training(trainer, {}, dataset=all_rows), tokenizer)
+    assert prompts == ["1+1=", "10+10="]
+
+
 CALLBACK = """
 class Own:
     def on_step_end(self, args, state, control, **more):
@@ -654,7 +840,7 @@ def test_an_error_in_a_callback_does_not_end_the_judgement(statement, verdict, t
     names = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
     callback, state = names["Own"](), types.SimpleNamespace(global_step=1)
-    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]))
+    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]), state=state)
     with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
         for _ in range(2):
             assert callback.on_step_end(None, state, "control", model=1) == ("control" if verdict else None)
@@ -772,12 +958,26 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
         ("if a:\n    trainer.train(b)\n    trainer.train()\nelse:\n    pass\n", False),
         ("if a:\n    trainer.train(b)\n\ntrainer.train()\n", False),
         ("if a:\n    pass\nelse:\n    trainer.train(b)\n    trainer.train()\n", False),
+        ("def f():\n    if a:\n        trainer.train(b)\n        return\n    trainer.train()\n", True),
+        ("try:\n    trainer.train(b)\nexcept ValueError:\n    trainer.train()\n", True),
+        ("try:\n    trainer.train(b)\nfinally:\n    trainer.train()\n", False),
+        ("match a:\n    case 1:\n        trainer.train(b)\n    case _:\n        trainer.train()\n", True),
     ],
 )
 def test_trainings_in_two_branches_are_one(text, either):
     """Resumed or from the start: it was told that the script trains again."""
     source = Source("train.py", text)
     assert source.is_either(*source.training_lines()) is either
+
+
+def test_lines_of_a_notebook_are_told_by_their_cells(tmp_path):
+    """Line 170 of all cells together belongs to no file that its author has."""
+    notebook = tmp_path / "t.ipynb"
+    cells = [{"cell_type": "code", "source": source} for source in ("a = 1\nb = 2", "trainer.train()\ntrainer.train()")]
+    notebook.write_text(json.dumps({"cells": cells}))
+    source = Source(str(notebook), script_text.read_source(notebook))
+    assert [source.at(line) for line in source.training_lines()] == ["cell 2, line 1", "cell 2, line 2"]
+    assert Source("train.py", "x\n").at(1) == "line 1"
 
 
 def test_a_script_s_own_error_is_one_line():
@@ -816,6 +1016,28 @@ def test_the_answer_in_each_form():
         Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
     ]
     assert statuses == [1, 3, 0]
+
+
+def test_no_heading_is_english_in_the_chinese_answer():
+    """What judges have measured stays as it is; statuses and ids too."""
+    bad = [Finding("F2", "e", "r", verdict=Verdict.NAMED, tried="t", hidden=True, place=Location("a/t.py", 3))]
+    bad += [Finding("F9", "e", "r", verdict=Verdict.NAMED, place=Location("t.ipynb", 3, 2))]
+    bad += [Finding.suspected(each, "e", "w", "r") for each in ("F15", *terminal._TITLES)]
+    rest = [Finding.held("F10", "x", "y"), Finding.not_checked("F12", "w"), Finding.not_applicable("F5", "n")]
+    lines = [Line(worth, "f", "c", [1.0]) for worth in ("right", "wrong", "other", "none")]
+    table = RewardTable(["reward_funcs[0] f"], lines * 5, notes=["n"])
+    answers = [
+        Answer("t.py", findings=[*bad, *rest], cut=["c"], notes=["n"], error="x", rewards=table, ended_first="x"),
+        Answer("t.py", findings=[*bad[:2], *rest], ended_first="x"),
+        Answer("t.py", findings=rest), Answer("t.py", error="x"),
+    ]  # fmt: skip
+    for answer in answers:
+        chinese, english = terminal.text(answer, "zh"), terminal.text(answer)
+        plain = re.sub(r"notebooks/\w+\.ipynb|--json", "", chinese)
+        for finding in answer.findings:
+            plain = plain.replace(terminal.title(finding.failure, "zh"), "")
+        assert not set(re.findall(r"[A-Za-z]{3,}", plain)) - {"completion", "ipynb"}, plain
+        assert chinese.count("\n") >= english.count("\n") - 8
 
 
 def test_what_is_bad_stands_in_40_lines_before_the_details():

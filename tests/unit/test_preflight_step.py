@@ -1,11 +1,14 @@
 """Preflight's judge of the gradient: a step beside the textbook, its controls, and what is cut for it."""
 
+import copy
+import json
+
 import pytest
 import torch
 import transformers
 import trl
 from injected import late_scores
-from steps import before, has, planted, trainer
+from steps import before, has, online_dpo, planted, trainer
 
 from failurelab import textbook
 from failurelab.handles import keep_random_state
@@ -14,6 +17,7 @@ from failurelab.preflight.judges.textbook import StepJudge
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.stage.rewards import substitute_rewards
 from failurelab.preflight.training import Training
+from failurelab.textbook import suspects
 
 
 def judge(made, small=True, missing=False, **asked):
@@ -31,6 +35,15 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
 
 
+def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
+    """The library's own fault has a repair by an argument; no mistake of GRPO's scores is told of."""
+    held = judge(online_dpo(model, tokenizer, tmp_path))
+    assert held["F21"].verdict is Verdict.HELD and "F15" not in held
+    found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
+    assert found.verdict is Verdict.FOUND and "micro-batches are added" in found.evidence
+    assert "gradient_accumulation_steps" in str(found.undo)
+
+
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
     """A small random model draws no end: masks and truncation would not show."""
     if not has("mask_truncated_completions"):
@@ -41,6 +54,47 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
     options = {"mask_truncated_completions": True, "max_completion_length": 7}
     answer = judge(trainer(model, tokenizer, tmp_path, rewards=rewards, **options))["F21"]
     assert answer.verdict is Verdict.HELD and "mask_truncated" not in answer.evidence.partition("does not show")[2]
+
+
+def test_a_mask_that_is_shifted_shows_where_completions_had_one_length(model, tokenizer, tmp_path):
+    """They are ended at other places then: a mask of ones, rolled by one, was HELD."""
+
+    def roll(given):
+        return given | {"completion_mask": given["completion_mask"].roll(1, 1)}
+
+    if before("0.15"):  # there the loss makes the mask itself
+        return
+    with torch.no_grad():
+        model.lm_head.weight *= 0.05  # each token is about as likely
+    rewards = [lambda completions, **_: substitute_rewards(len(completions), 4, 0)]
+    for kind, verdict in ((trl.GRPOTrainer, Verdict.HELD), (planted(inputs=roll), Verdict.FOUND)):
+        made = trainer(model, tokenizer, tmp_path, kind=kind, rewards=rewards, max_completion_length=3)
+        made.generation_config.suppress_tokens = [tokenizer.eos_token_id]  # so none ends by itself
+        assert judge(made, small=False)["F21"].verdict is verdict
+
+
+def test_what_explained_a_gradient_is_not_searched_for_again(model, tokenizer, tmp_path, monkeypatch):
+    """The search is made in the first run; a run with other numbers searches again."""
+    searches = []
+    explain = suspects.Search.explain
+
+    def counted(search, *given):
+        searches.append(search)
+        return explain(search, *given)
+
+    monkeypatch.setattr(suspects.Search, "explain", counted)
+    steps = []
+    for factor in (-1, -1, -3):
+        kind = planted(loss=lambda loss, factor=factor: factor * loss)
+        made = trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind)
+        step = StepJudge(Training(made, {}, explained=steps[0].explained if steps else {}))
+        with step.listening():
+            made.train()
+        steps.append(step)
+    assert len(searches) == 2
+    first, second, third = ([answer.evidence for answer in step.answers()] for step in steps)
+    assert first == second and "opposite sign, times 3" in third[0]
+    assert json.loads(json.dumps(steps[0].explained))["named"] == "opposite sign"
 
 
 def test_a_wrong_gradient_is_found(model, tokenizer, tmp_path):

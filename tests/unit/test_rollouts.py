@@ -106,6 +106,23 @@ def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, to
     assert state(model) == before and model.training
 
 
+def test_a_processor_is_asked_for_text(model, tokenizer):
+    """Its first argument is an image; a conversation is rendered by the template of its own."""
+
+    class Processor:
+        def __init__(self):
+            self.tokenizer = tokenizer
+
+        def __call__(self, images=None, text=None):
+            raise AssertionError("a text was handed over as an image")
+
+        def apply_chat_template(self, messages, **_):
+            return "".join(message["content"] for message in messages)
+
+    ids, _ = _greedy.encode(model, Processor(), [[{"role": "user", "content": "3+4="}]], 4)
+    assert torch.equal(ids, _greedy.encode(model, tokenizer, ["3+4="], 4)[0])
+
+
 def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model, tokenizer):
     checkpoint(model, reentrant=False)
     broken = check(model, tokenizer)

@@ -80,8 +80,8 @@ def test_equal_rewards_are_told_in_words_of_f10(model, tokenizer, tmp_path):
 
 def test_another_trainer_is_told_in_one_line():
     state = type("State", (), {"global_step": 0})()
-    guard = guards.StepGuard(other := type("OnlineDPOTrainer", (), {})())
-    with pytest.warns(guards.GuardWarning, match="no textbook here for OnlineDPOTrainer"):
+    guard = guards.StepGuard(other := type("SFTTrainer", (), {})())
+    with pytest.warns(guards.GuardWarning, match="no textbook here for SFTTrainer"):
         guard.on_train_begin(None, state, None)
     assert other and guard.report is None
 

@@ -11,21 +11,13 @@ import shutil
 import textwrap
 from typing import Any
 
-from failurelab import _issue, failures
+from failurelab import failures
 from failurelab.diagnose.evidence import Proof, RunEvidence
 from failurelab.failures import predicates
 from failurelab.failures.predicates import Value
 from failurelab.failures.toml_table import read_toml
 
 RULES = pathlib.Path(__file__).with_name("rules.toml")
-FILES = {  # that tell more, by kind
-    "history": "trainer_state.json",
-    "log": "the log",
-    "preflight": "preflight.json, of failurelab preflight --json",
-    "weights": "two checkpoints of different steps",
-    "versions": "pip freeze",
-    "guards": "a run with guards, which leaves failurelab.json",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,36 +229,7 @@ def text(answer: Diagnosis) -> str:
     return "\n".join([*lines, verdict(answer)])
 
 
-def report(answer: Diagnosis) -> str:
-    """Return the answer as Markdown for an issue: ids, what the rules say of them, and what was not handed in."""
-    parts = []
-    for cause in answer.causes:
-        lines = [f"- repair: {cause.repair}"] if cause.repair else []
-        lines += [f"- look: {cause.look.do}"] if cause.look else []
-        parts.append((f"{' or '.join(cause.named)} {cause.title}", lines))
-    parts.append(("The look that decides", [f"- {look.do}" for look in answer.looks]))
-    missing = [f"- {what}" for kind, what in FILES.items() if kind not in answer.evidence.kinds]
-    parts.append(("Not handed in, so not checked", missing))
-    said = verdict(answer).removeprefix(f"{answer.run}: ")
-    return _issue.markdown(f"failurelab diagnose: {said}", answer.evidence.versions, parts)
-
-
 def verdict(answer: Diagnosis) -> str:
     """Return one line that says what came of it."""
     named = ", ".join(" or ".join(cause.named) for cause in answer.causes)
     return f"{answer.run}: {'these files do not tell' if answer.abstained else named or 'nothing found'}."
-
-
-def explain() -> str:
-    """Return the rules as text."""
-    read = rules()
-    lines = [
-        "A cause is named where its error is in the log, a guard found it, preflight named it, or a line with ! holds;",
-        f"none of {', '.join(sorted(read.keeps_reward_flat))} where the reward rises. The other lines are signs.",
-    ]
-    for rule in (*read.proof, *read.sign):
-        lines += ["", f"{'! ' + ' or '.join(rule.causes) if rule.causes else 'sign'}: {rule.says}"]
-        lines += [f"    {' and '.join(map(str, rule.when))}", *(f"    look: {name}" for name in rule.looks)]
-    for name, look in read.looks.items():
-        lines += ["", f"look {name}: {look.do}", f"    at: {look.at}", *(f"    - {outcome}" for outcome in look.then)]
-    return "\n".join(lines)

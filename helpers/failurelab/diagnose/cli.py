@@ -1,18 +1,11 @@
-"""`failurelab diagnose RUN…`: from what a run left behind to its cause.
-
-Nothing is run, but a script that is named on the command line, and with `--preflight` the one in the run's folder:
-preflight runs it, cut to seconds.
-"""
+"""`failurelab diagnose RUN…`: from what a run left behind to its cause. Nothing is run."""
 
 import argparse
 import json
 import pathlib
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 
-from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.diagnose import answer, checkpoints, evidence
 from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
@@ -25,18 +18,12 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog,
         description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, a CSV "
-        "of its figures, two checkpoints, what guards measured, preflight's answer, versions. Each is optional. A "
-        "script that is named is run by preflight.",
+        "of its figures, two checkpoints, what guards measured, preflight's answer, versions. Each is optional.",
         epilog="exit status: 0 nothing found, 1 a cause is named, 2 a wrong call, 3 the files do not tell, or cannot "
         "be read",
     )
     parser.add_argument("--python", help="the Python that trained, asked for its versions")
-    parser.add_argument(
-        "--preflight", action="store_true", help="run the script in each run's folder, cut to seconds, by preflight"
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
-    parser.add_argument("--explain", action="store_true", help="print the rules")
     parser.add_argument("runs", nargs="*", metavar="RUN", type=pathlib.Path, help="a folder; or the files of one run")
     return parser
 
@@ -44,17 +31,9 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
-    if options.explain:
-        print(answer.explain())
-        return 0
     if not options.runs:
         print("ERROR diagnose needs a run. Next: failurelab diagnose FOLDER", file=sys.stderr)
         return 3
-    try:
-        check_output(options.report, "--report", new=True)
-    except OutputError as error:
-        print(f"ERROR {error}", file=sys.stderr)
-        return error.exit_status
     installed: dict[str, str] = {}
     if options.python:
         try:
@@ -66,10 +45,7 @@ def main(arguments: list[str]) -> int:
     errors: list[tuple[str, str]] = []
     for name, paths in split(options.runs):
         try:
-            with tempfile.TemporaryDirectory(prefix="failurelab-diagnose-") as folder:
-                scripts = find_scripts(paths, options.preflight)
-                seen = [preflight(script, options.python, pathlib.Path(folder)) for script in scripts]
-                answers.append(ask(name, [*paths, *seen], installed))
+            answers.append(ask(name, paths, installed))
         except (RunError, OSError) as error:
             errors.append((name, str(error)))
     if options.json:
@@ -82,11 +58,6 @@ def main(arguments: list[str]) -> int:
         for judged in answers:
             print(answer.text(judged))
             print() if len(answers) > 1 else None
-    if options.report and answers:
-        try:
-            write_output(options.report, "\n".join(map(answer.report, answers)))
-        except OutputError as error:
-            errors.append(("", str(error)))
     for _, said in errors:
         print(f"ERROR {said}", file=sys.stderr)
     statuses = [judged.exit_status for judged in answers] + [3] * len(errors)
@@ -111,39 +82,6 @@ def ask(
         RunError: there is no such file, or nothing in them can be read.
     """
     return answer.decide(evidence.collect(name, paths, installed, compared))
-
-
-def find_scripts(paths: list[pathlib.Path], in_folders: bool) -> list[pathlib.Path]:
-    """Return the script that is to be run: one that is named, or with `in_folders` the one in the run's folder.
-
-    Raises:
-        RunError: there are several, or none where one was asked for; or preflight's answer was handed in too.
-    """
-    scripts = [path for path in paths if path.suffix == ".py"]
-    if not scripts and not in_folders:
-        return []
-    scripts = scripts or [file for path in paths if path.is_dir() for file in sorted(path.glob("*.py"))]
-    if len(scripts) != 1:
-        found = ", ".join(script.name for script in scripts) or "none"
-        raise RunError(f"preflight needs the run's script, one *.py; here: {found}. Next: name it among the files")
-    if not scripts[0].is_file():
-        raise RunError(f"{scripts[0]} is not there. Next: the path of the run's script")
-    return scripts
-
-
-def preflight(script: pathlib.Path, python: str | None, folder: pathlib.Path) -> pathlib.Path:
-    """Run preflight on a script, in the script's own folder; return the file in `folder` with its answer.
-
-    Raises:
-        RunError: preflight gave no answer.
-    """
-    answer, script = folder / "preflight.json", script.resolve()
-    command = [sys.executable, "-m", "failurelab.preflight", "--json", str(answer)]
-    command += ["--python", python] if python else []
-    asked = subprocess.run([*command, script.name], cwd=script.parent, stdout=subprocess.DEVNULL)
-    if not answer.is_file():
-        raise RunError(f"{script.name}: preflight ended with status {asked.returncode} and no answer, see above")
-    return answer
 
 
 def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:

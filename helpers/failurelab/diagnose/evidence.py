@@ -110,7 +110,7 @@ def collect(
     _compare_checkpoints(kinds["weights"], evidence)
     if "preflight" not in evidence.kinds:
         evidence.not_read += [
-            f"{file.name}: a script is not read, but run, if it is named on the command line or with --preflight"
+            f"{file.name}: a script is not read; preflight.json is, of failurelab preflight --json preflight.json"
             for file in kinds["script"]
         ]
     if not evidence.read:

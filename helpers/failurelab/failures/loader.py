@@ -100,6 +100,7 @@ class Failure:
 
     id: str
     title: str
+    title_zh: str
     notebook: str
     what_breaks: str
     symptoms: tuple[str, ...]
@@ -173,6 +174,7 @@ def _failure(path: pathlib.Path) -> Failure:
     failure = Failure(
         id=id,
         title=raw.text("title"),
+        title_zh=raw.text("title_zh"),
         notebook=raw.text("notebook", ""),
         what_breaks=raw.text("what_breaks"),
         symptoms=raw.texts("symptoms"),

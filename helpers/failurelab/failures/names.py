@@ -30,7 +30,10 @@ _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<owner>(?:trl
 _MODULE = re.compile(r"No module named '(?P<name>(?:trl|transformers)\.[\w.]+)'")
 _OF_MODULE = re.compile(r"module '?(?P<owner>(?:trl|transformers)[\w.]*)'? has no attribute '(?P<name>\w+)'")
 _ATTRIBUTE = re.compile(r"'(?P<place>\w+)' object has no attribute '(?P<name>\w+)'")
-_PARSER = re.compile(r"not used by the HfArgumentParser: \[(?P<names>[^]]+)\]")
+_INSTEAD = re.compile(
+    r"from (?P<module>[\w.]+) import (?P<moved>\w+)|[Uu]se `(?P<name>\w+)` instead|instead use `(?P<other>\w+)`"
+)
+_PARSER = re.compile(r"(?:not used by the HfArgumentParser|Unknown arguments from config file): \[(?P<names>[^]]+)\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +122,25 @@ def explain(error: str, installed: Mapping[str, str] | None = None) -> str:
     return " ".join(part for part in parts if part)
 
 
+def replacement(error: str) -> str:
+    """Return what takes the place of the name that an error speaks of: a name, or a module's (`torch.optim.AdamW`).
+
+    That is what the last release with the name said, or what is written by hand; empty where neither names one.
+    """
+    if note := next((note for note in _notes() if "new" in note and re.search(note["text"], error)), None):
+        return str(note["new"])
+    match = _INSTEAD.search(_explain(error, {}))
+    if match is None:
+        return ""
+    return f"{match['module']}.{match['moved']}" if match["moved"] else match["name"] or match["other"]
+
+
+def unused_options(error: str) -> list[str]:
+    """Return the options that no class of a parser takes, by its error, which may hold their values too."""
+    match = _PARSER.search(error)
+    return re.findall(r"--(\w+)", match["names"]) or re.findall(r"\w+", match["names"]) if match else []
+
+
 def _explain(error: str, installed: Mapping[str, str]) -> str:
     if match := _IMPORT.search(error) or _OF_MODULE.search(error):
         name = find(match["owner"], match["name"]) or find("modules", f"{match['owner']}.{match['name']}")
@@ -127,8 +149,7 @@ def _explain(error: str, installed: Mapping[str, str]) -> str:
     if match := _MODULE.search(error):
         name = find("modules", match["name"])
         return _tell([name] if name else [], installed)
-    if match := _PARSER.search(error):
-        names = re.findall(r"\w+", match["names"])
+    if names := unused_options(error):
         told = [_tell(_in_configs(name), installed) or _nearest("GRPOConfig", name) for name in names]
         return " ".join(filter(None, told))
     if match := _ATTRIBUTE.search(error):

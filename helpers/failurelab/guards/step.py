@@ -3,13 +3,15 @@
     trainer.add_callback(guards.StepGuard(trainer))
 
 All other guards look for one known failure each. This one takes the tokens that were drawn and the rewards that were
-returned, computes GRPO's gradient by its definition (see `failurelab.textbook`), and compares it with the trainer's own
-before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss divided by the wrong
-number raise nothing, and their curves look healthy. Where weights of rows or of places in them explain the difference,
-it prints those that the trainer gave beside those of the definition.
+returned, computes the gradient of GRPO, RLOO or Online DPO by its definition (see `failurelab.textbook`), and compares
+it with the trainer's own before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss
+divided by the wrong number raise nothing, and their curves look healthy. Where weights of rows or of places in them
+explain the difference, it prints those that the trainer gave beside those of the definition.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
 import weakref
 from typing import Any
@@ -19,11 +21,13 @@ import torch
 from failurelab import textbook
 from failurelab.guards.base import Guard
 from failurelab.handles import keep_random_state
+from failurelab.textbook.ranks import RanksApart
 
 
 class StepGuard(Guard):
     """Warn or stop when an optimizer step's gradient is not that of its algorithm.
 
+    Of several processes each needs one; what it says is the same on all, and rank 0 says it.
     It changes nothing in the run: weights, random state and rewards are those of a run without it. `report` is the last
     `textbook.Comparison`. What a step cannot show, such as the KL term while the policy is still its reference, is
     said at log level INFO, and stands in `report.not_shown`.
@@ -69,23 +73,42 @@ class StepGuard(Guard):
             self._could_not_check("; ".join(reasons))
             return
         self._first = state.global_step + 1
-        self._recorder = textbook.Recorder(trainer, self._wanted)
-        self._listening.callback(self._recorder.detach)
-        self._recorder.attach()
+        recorder = textbook.Recorder(trainer, self._wanted)
+        self._listening.callback(recorder.detach)
+        recorder.attach()
+        try:
+            recorder.begin(functools.partial(self._check, self._compare))
+        except RanksApart as error:  # by this rank too, which may be the only one with a guard
+            self._stop()
+            self._could_not_check(str(error))
+            return
+        self._recorder = recorder
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Compare."""
-        if self._recorder is None or not self._wanted(state.global_step + 1):
+        """Compare, where no engine has stepped by itself."""
+        if self._recorder is not None and self._recorder.engine is None:
+            self._compare()
+
+    def _compare(self) -> None:
+        trainer = self._trainer()
+        if self._recorder is None or trainer is None or not self._wanted(trainer.state.global_step + 1):
             return
         evidence = self._recorder.evidence()
-        trainer = self._trainer()
+        ranks = evidence.ranks
         with keep_random_state():
             report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects)
             if self.ask_again:
-                report = dataclasses.replace(report, again=_ask_again(self._recorder.functions, evidence))
+                again = _ask_again(self._recorder.functions, evidence)
+                with contextlib.suppress(RanksApart):  # which the comparison has told of
+                    again = next(filter(None, ranks.share(again)), "")
+                report = dataclasses.replace(report, again=again)
         self.report = report
+        if ranks.number and self.action != "stop" and not ranks.split:
+            return  # the same is said by rank 0
         for line in report.not_shown:
             self._held(f"step {report.step}, NOT CHECKED: {line}")
+        if report.engine:
+            self._held(f"step {report.step}: {report.engine}")
         found = [line for line in (report.texts, report.again) if line]
         if report.verdict == "FOUND":
             found.insert(0, report.reason)

@@ -56,8 +56,12 @@ class Location:
     cell: int = 0
 
     def __str__(self) -> str:
-        name = pathlib.PurePath(self.file).name
-        return f"{name}, cell {self.cell}, line {self.line}" if self.cell else f"{name}, line {self.line}"
+        return f"{pathlib.PurePath(self.file).name}, {self.within}"
+
+    @property
+    def within(self) -> str:
+        """The place without the file's name."""
+        return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
 
 COMMAND_LINE = "command line"
@@ -239,6 +243,8 @@ class Answer:
         patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
         patch_folder: see `patch`.
         rewards: what the script's reward functions pay for made-up completions; None where they were not asked.
+        explained: what explains a step whose gradient is wrong, for later runs of the script (`judges.textbook`).
+        demands_gpu: whether the script ended by itself, after it had asked for GPUs and was told that there are none.
     """
 
     script: str = ""
@@ -253,6 +259,8 @@ class Answer:
     patch: bytes = b""
     patch_folder: str = ""
     rewards: RewardTable | None = None
+    explained: dict[str, Any] = dataclasses.field(default_factory=dict)
+    demands_gpu: bool = False
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
         """Return the findings with one of these verdicts."""
@@ -333,6 +341,7 @@ class Answer:
         more: dict[str, Any] = (
             {"effects": [dataclasses.asdict(effect) for effect in self.effects]} if self.effects else {}
         )
+        more |= {name: value for name in ("demands_gpu", "explained") if (value := getattr(self, name))}
         more["rewards"] = self.rewards.to_json() if self.rewards else None
         return lists | {name: getattr(self, name) for name in texts} | more
 
@@ -359,13 +368,15 @@ class Answer:
             ended_first=str(values.get("ended_first", "")),
             effects=[Effect(**effect) for effect in values.get("effects", ())],
             rewards=RewardTable.from_json(values["rewards"]) if values.get("rewards") else None,
+            explained=dict(values.get("explained") or {}),
+            demands_gpu=bool(values.get("demands_gpu")),
         )
 
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
-    "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
+    "release", "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
+    "F11", "override", "rate", "one row", "first rewards", "evaluation", "resume", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 
 

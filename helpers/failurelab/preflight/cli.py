@@ -18,7 +18,7 @@ from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab.preflight import launcher_line
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding
-from failurelab.preflight.report import issue, terminal
+from failurelab.preflight.report import issue, terminal, words
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
 from failurelab.preflight.stage.effects import cache_folders
@@ -53,6 +53,7 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
+    parser.add_argument("--lang", choices=sorted(words.LANGUAGES), default="en", help="of headings and verdicts (en)")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE [ARGS...]", help="as python -m")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]")
     return parser
@@ -69,7 +70,7 @@ def _misplaced(line: list[str]) -> str:
     """Return the options of preflight's among the script's arguments that its text does not know."""
     script = pathlib.Path(line[0])
     text = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
-    own = ("--diff", "--json", "--report", "--no-try", "--try", "--python", "--real-model", "--time-limit")
+    own = ("--diff", "--json", "--report", "--lang", "--no-try", "--try", "--python", "--real-model", "--time-limit")
     return ", ".join(word for word in line[1:] if word in own and word not in text)
 
 
@@ -103,7 +104,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130
-    print(terminal.text(answer))
+    print(terminal.text(answer, options.lang))
     try:
         _write(answer, options)
     except OutputError as error:
@@ -208,6 +209,16 @@ def _judge(answer: Answer, session: Session, script: pathlib.Path, again: bool |
     except TimeIsOver as error:
         answer.error = str(error)
         return
+    for count in _GPUS if first.demands_gpu and again is not False and (again or not first.effects) else ():
+        session.gpus = max(count, session.count)
+        try:
+            told = session.run(Change())
+        except TimeIsOver:
+            break
+        if not told.demands_gpu:
+            note = f"the script demands a GPU: it was told of {session.gpus}, and what it puts there is put on the CPU"
+            first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
+            break
     effects = list(first.effects)
     heard = {os.path.realpath(effect.what) for effect in effects}
     for folder in folders:
@@ -290,6 +301,7 @@ def _written_by_others() -> set[str]:
     return files
 
 
+_GPUS = (1, 8)  # that a script is told of which demands some
 _MOST_FILES, _DEPTH = 5000, 3
 
 

@@ -35,8 +35,16 @@ _OF_ACCELERATE = (  # options that trl passes on
     "mixed_precision", "gpu_ids", "main_process_ip", "main_process_port", "machine_rank",
 )  # fmt: skip
 _FLAGS = ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu")
+OF_LAUNCH = (*_OF_ACCELERATE, *_FLAGS)
 _NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
+_STARTERS = [["nohup"], ["time"], ["env"], ["exec"], ["srun"], *([tool, "run"] for tool in ("uv", "poetry", "pdm"))]
 _OTHER_LAUNCHERS = {
+    **dict.fromkeys(("bash", "sh"), "It runs what stands in a file. Next: the line in there that launches"),
+    "ray": "Next: the line behind its --",
+    **dict.fromkeys(
+        ("axolotl", "openrlhf"),
+        "It starts a script of its own. Its reward functions are judged by a script with trl's GRPOTrainer",
+    ),
     "swift": "ms-swift starts a script of its own, which preflight can run where ms-swift is installed: failurelab "
     "preflight -- python -m swift.cli.rlhf ARGS. Its reward functions are judged by a script with trl's GRPOTrainer",
     "megatron": "Megatron's trainers are none of transformers', which preflight watches. Its reward functions are "
@@ -88,8 +96,15 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
         LaunchError: no script in it, a launcher that does not take it, or a configuration that cannot be read.
     """
     words, variables = list(words), {}
-    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
-        name, _, variables[name] = words.pop(0).partition("=")
+    while words:
+        if re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
+            name, _, variables[name] = words.pop(0).partition("=")
+        elif words[:2] in _STARTERS or words[:1] in _STARTERS:
+            del words[: 2 if words[:2] in _STARTERS else 1]
+            while words and words[0].startswith("-"):  # its own options, of which none changes what is started
+                del words[0]
+        else:
+            break
     command = pathlib.Path(words[0]).name if words else ""
     if command.endswith(SCRIPTS):
         return Launch(words[0], tuple(words[1:]), _world_size(variables), *_of_variables(variables))

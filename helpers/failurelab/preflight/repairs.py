@@ -228,6 +228,111 @@ class Keyword(Repair):
         return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: value})]
 
 
+@dataclasses.dataclass(frozen=True)
+class Keywords(Repair):
+    """Keyword arguments of one call, each by another name, or left out (None).
+
+    Attributes:
+        of: `arguments` or `trainer`.
+        names: of the keywords, and the names in their places.
+    """
+
+    of: str
+    names: Mapping[str, str | None]
+
+    def edit(self, script: EditableScript) -> list[Edit]:
+        """Edit the innermost call that names one of them, one name after the other."""
+        for text, call in script.calls(self.of):
+            start, end = text.span(call)
+            part = Text(text.file, text.text[start:end])
+            for name, new in self.names.items():
+                (inner,) = (node.value for node in part.tree.body if isinstance(node, ast.Expr))
+                keywords = [keyword for keyword in getattr(inner, "keywords", ()) if keyword.arg == name]
+                for keyword in keywords:
+                    at = part.span(keyword)[0]
+                    renamed = [Edit(text.file, at, at + len(name), new or "")]
+                    edits = renamed if new else part.without_keyword(inner, keyword)  # type: ignore[arg-type]
+                    part = Text(text.file, apply_edits({text.file: part.text}, edits)[text.file])
+            if part.text != text.text[start:end]:
+                return [Edit(text.file, start, end, part.text)]
+        return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Import(Repair):
+    """A name that is imported from another module, or not at all (None).
+
+    Attributes:
+        file: that imports it.
+        name: that is imported.
+        module: from which it is imported then.
+    """
+
+    file: str
+    name: str
+    module: str | None
+
+    def edit(self, script: EditableScript) -> list[Edit]:
+        """Take it out of the statement that imports it, and put one of its own in front of it."""
+        text = script.texts(self.file)
+        for node in ast.walk(text.tree) if text else ():
+            aliases = node.names if isinstance(node, ast.ImportFrom) else []
+            alias = next((alias for alias in aliases if alias.name == self.name), None)
+            if text is None or alias is None or not isinstance(node, ast.ImportFrom):
+                continue
+            renamed = f" as {alias.asname}" * bool(alias.asname)
+            line = f"from {self.module} import {self.name}{renamed}" if self.module else "pass"
+            if len(aliases) == 1:
+                return [Edit(text.file, *text.span(node), line)]
+            start, end = text.span(alias)
+            rest = text.text[end:]
+            comma = re.match(r"\s*,\s*", rest)
+            if comma:
+                end += comma.end()
+            else:
+                start -= len(text.text[:start]) - len(re.sub(r",\s*$", "", text.text[:start]))
+            return [*([text.before(node, line)] if self.module else []), Edit(text.file, start, end, "")]
+        return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Attribute(Repair):
+    """An attribute that is asked for in one line, by another name."""
+
+    file: str
+    line: int
+    name: str
+    new: str
+
+    def edit(self, script: EditableScript) -> list[Edit]:
+        """Write the other name wherever the line has it."""
+        text = script.texts(self.file)
+        edits = []
+        for node in ast.walk(text.tree) if text else ():
+            if text and isinstance(node, ast.Attribute) and (node.attr, node.end_lineno) == (self.name, self.line):
+                end = text.span(node)[1]
+                edits.append(Edit(text.file, end - len(self.name), end, self.new))
+        return edits
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutSettings(Repair):
+    """Keys that are taken out of a YAML file among the script's options, and options out of its command line."""
+
+    names: tuple[str, ...]
+
+    def edit(self, script: EditableScript) -> list[Edit]:
+        """Take out their lines, and the options with their values."""
+        edits = []
+        for file, settings in script.settings.items():
+            for name in map(re.escape, self.names):
+                line = rf"(?: |^)--{name}(?:[ =](?!--)(?:'[^']*'|\S+))*" if file == COMMAND_LINE else (
+                    rf"^{name}[ \t]*:.*\n?(?:[ \t]+\S.*\n?|[ \t]*-[ \t].*\n?)*"
+                )  # fmt: skip
+                edits += [Edit(file, *found.span(), "") for found in re.finditer(line, settings, re.MULTILINE)]
+        return edits
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class FirstLine(Repair):
     """A statement of one line at the beginning of a function of the script's own, such as a reward function."""
@@ -246,9 +351,10 @@ class FirstLine(Repair):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AnyKeywords(Repair):
-    """`**kwargs` added to a function that is given more than it takes."""
+    """`**kwargs` added to a function that is given more than it takes; with `positional`, `*args` too."""
 
     function: Callable[..., Any]
+    positional: bool = False
 
     def edit(self, script: EditableScript) -> list[Edit]:
         """Add it after the last argument."""
@@ -256,7 +362,8 @@ class AnyKeywords(Repair):
         if text is None or node is None or node.args.kwarg is not None:
             return []
         last = max((text.span(argument)[1] for argument in ast.iter_child_nodes(node.args)), default=None)
-        return [] if last is None else [Edit(text.file, last, last, ", **kwargs")]
+        rest = ", *args" * (self.positional and not node.args.vararg and not node.args.kwonlyargs)
+        return [] if last is None else [Edit(text.file, last, last, f"{rest}, **kwargs")]
 
 
 _MATCHING = ("compile", "search", "match", "fullmatch", "findall", "finditer", "sub", "split")

@@ -27,11 +27,13 @@ from unittest import mock
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding
+from failurelab.preflight.judges import releases
 from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 from failurelab.preflight.stage import own_code, processes
 from failurelab.preflight.stage.effects import Effects
+from failurelab.preflight.stage.releases import LeftOut
 from failurelab.preflight.training import Source, Training
 from failurelab.rewards import RewardTable
 
@@ -41,12 +43,14 @@ def main(spec: dict[str, Any]) -> None:
     path = pathlib.Path(spec["script"])
     report = Reporter(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
     files = OwnFiles(str(path), Change(spec["files"]))
+    text = ""
     try:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line, problem = getattr(error, "lineno", None), getattr(error, "msg", error)
-        report.end(error=f"{path}{f', line {line}' if line else ''}: {type(error).__name__}: {problem}")
+        where = f", {Source(str(path), text).at(line)}" if line else ""
+        report.end(error=f"{path}{where}: {type(error).__name__}: {problem}")
     if path.suffix == ".ipynb":
         report.notes += [f"left out, {line}" for line in notebook.as_script(path.read_text(encoding="utf-8"))[1]]
     report.say("importing torch and transformers")
@@ -66,7 +70,9 @@ def main(spec: dict[str, Any]) -> None:
             _run_as_main(code, path, spec.get("module", ""))
         except BaseException as error:
             report.traceback(error)
+            report.demands_gpu = run.gpus.is_demanded(error) and not run.trainers
             run.refused(error)
+            report.answers += releases.of_error(error, files.own.holds)
             run.ended(describe_error(error, path, spec["log"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
@@ -187,6 +193,8 @@ class Reporter:
         self.notes: list[str] = []
         self.rewards: RewardTable | None = None
         self.script: repairs.EditableScript | None = None
+        self.demands_gpu = False
+        self.explained: dict[str, Any] = {}
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -202,6 +210,7 @@ class Reporter:
         """Write the answers, and end the process: nothing of the script runs after that."""
         findings = [self._with_changes(finding) if finding.undo else finding for finding in self.answers]
         answer = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
+        answer.demands_gpu, answer.explained = self.demands_gpu, self.explained
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(answer.to_json()))
         whole.rename(self._path)
@@ -230,7 +239,7 @@ class WatchedScript:
     """One script, watched until its first training ends."""
 
     def __init__(self, spec: dict[str, Any], source: Source, report: Reporter, files: OwnFiles):
-        from failurelab.preflight.stage import cuts, ranks
+        from failurelab.preflight.stage import cuts, gpus, ranks
 
         self.spec, self.source, self.report, self.files = spec, source, report, files
         self.places: dict[str, list[list[Place]]] = {}  # of the calls that repairs speak of
@@ -243,11 +252,14 @@ class WatchedScript:
         self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
         self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
+        self.left_out = LeftOut()
         self.making = 0
         self.training = False
+        self.evaluating, self.calls_evaluate, self.resume = False, False, None
         self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
         self.skipped_line = 0
         self.real = spec["real_model"]
+        self.gpus = gpus.Told(files.own, spec.get("gpus", 0))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -260,7 +272,9 @@ class WatchedScript:
             processes.no_other_processes(own),
             logins.no_logins(),
             rank.as_launched(own),
+            self.gpus.answering(),
             self.arguments.cut(),
+            self.left_out.arguments(),
             saving.elsewhere(self.spec["output"], self.loads, self.real),
             # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
             models.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
@@ -303,7 +317,7 @@ class WatchedScript:
             self.report.answers += judge_given(keywords, trainer)
         self.making += 1
         try:
-            original(trainer, *args, **kwargs)
+            self.left_out.call("trainer", original, trainer, args, kwargs)
         finally:
             self.making -= 1
 
@@ -322,6 +336,8 @@ class WatchedScript:
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
+        self.report.answers += releases.of_keywords(self.left_out, went_on=True)
+        self.report.answers += releases.of_files(self.left_out)
         origin = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
         for kind, (calls, its) in judged.items():
@@ -339,6 +355,10 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
+            resume=self.resume,
+            calls_evaluate=self.calls_evaluate,
+            explained=self.spec.get("explained", {}),
+            own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)
@@ -362,15 +382,19 @@ class WatchedScript:
             stack.enter_context(rewards.differing_rewards(training))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             raised: list[Finding] = []
+            given = training.keywords.get("callbacks") or ()
             if not self.launched.rank.launched:  # of several ranks the others would wait for the one that goes on
-                raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
+                raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own, given))
             try:
                 original(trainer)
                 self.launched.meet()
                 training.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
+                self.report.answers += releases.of_error(problem, self.files.own.holds)
                 error = describe_error(problem, self.source.path, line=source.line)
+            if training.finished:
+                self._evaluate(training)
         training.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)
@@ -380,8 +404,29 @@ class WatchedScript:
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), training)
+        self.report.explained = step.explained
+        self.report.notes += training.notes
         self.report.rewards = training.rewards
         self.report.end(error, self._cuts(trainer, training))
+
+    def _evaluate(self, training: Training) -> None:
+        """Evaluate one batch of each evaluation set, where the script asks for evaluation."""
+        from failurelab.preflight.judges.evaluation import asks_for_evaluation
+        from failurelab.preflight.stage.evaluation import evaluate_once, evaluation_sets
+
+        trainer = training.trainer
+        sets = evaluation_sets(trainer) if asks_for_evaluation(training) else {}
+        if self.launched.rank.launched or not isinstance(getattr(trainer, "reward_funcs", None), list):
+            training.not_evaluated = "it is not run in several processes, nor without reward functions"
+            return
+        if not sets:
+            return
+        self.report.say("evaluating one batch")
+        self.evaluating, logged = True, list(trainer.state.log_history)
+        training.evaluations = {name: evaluate_once(training, trainer.evaluate, rows) for name, rows in sets.items()}
+        if any(error for _, error in training.evaluations.values()):
+            training.trains_evaluated = not evaluate_once(training, trainer.evaluate, trainer.train_dataset)[1]
+        training.evaluated, self.evaluating, trainer.state.log_history = None, False, logged
 
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
@@ -400,7 +445,7 @@ class WatchedScript:
         """Let the script go on as if a training had ended."""
         from transformers.trainer_utils import TrainOutput
 
-        self.report.say(f"leaving out the training of line {line}, for a later one")
+        self.report.say(f"leaving out the training of {self.source.at(line)}, for a later one")
         self.skipped, self.skipped_line, self.training = trainer, line, False
         return TrainOutput(0, 0.0, {})
 
@@ -425,12 +470,14 @@ class WatchedScript:
         """Tell of a script that ended before training, with what its loads alone say."""
         if self.skipped_line and not self.training:
             self.report.notes.append(
-                f"the training of line {self.skipped_line} was judged, for the script did not get to the one after it: "
-                f"{error}"
+                f"the training of {self.source.at(self.skipped_line)} was judged, for the script did not get to the "
+                f"one after it: {error}"
             )
             self.skipped.train()
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
+        if not self.training:
+            self.report.answers += releases.of_keywords(self.left_out, went_on=False)
         if self.loads:
             self._ask((judge_four_bit_placement,), Training(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
@@ -454,7 +501,12 @@ class WatchedScript:
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
         engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(training.zero_stage)
-        return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
+        functions = getattr(trainer, "reward_funcs", None)
+        models = isinstance(functions, list) and any(callable(getattr(each, "parameters", None)) for each in functions)
+        if engine and models:
+            engine.append("the reward model under ZeRO: whole, and small")
+        kept = ["what is saved, and what stands behind train(): not run"]
+        return [*built, *cut, *engine, *self.launched.mapped.texts, *short, *kept]
 
     def _note_other_trainings(self, source: Source) -> None:
         left_out = self.skipped_line
@@ -465,12 +517,12 @@ class WatchedScript:
         ]
         if left_out and source.line not in (0, left_out):
             first = type(self.skipped).__name__
-            note = f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
-            self.report.notes.append(note)
+            judged = f"that of {source.at(source.line)} was judged"
+            self.report.notes.append(f"the training of {source.at(left_out)} ({first}) was not run: {judged}")
         if source.line and others:
             self.report.notes.append(
-                f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line} "
-                "was judged"
+                f"the script trains again in {'; '.join(map(source.at, others))}: the training of "
+                f"{source.at(source.line)} was judged"
             )
 
 

@@ -53,6 +53,9 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
         return f"{where} {text}"
     if isinstance(error, EOFError):
         return f"{where} asks on its input, and nobody is there to answer. Next: give it as an argument or a file"
+    top, _, inside = (getattr(error, "name", None) or "").partition(".")
+    if isinstance(error, ModuleNotFoundError) and inside and top in sys.modules:
+        return f"{where} imports {error.name}, which the {top} that is installed does not have"
     if isinstance(error, ModuleNotFoundError):
         return (
             f"{where} needs {error.name}, which {sys.executable} does not have. "

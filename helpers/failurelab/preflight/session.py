@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab.preflight.answer import Answer, Change, Effect
+from failurelab.preflight.script_text import location, read_source
 
 FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
 PROCESSES = 2  # of a launch that has more: two show what a group of processes does
@@ -87,6 +88,8 @@ class Session:
         self.count = min(spec["world_size"], PROCESSES)
         self.line = shlex.join(spec["arguments"])  # the script's command line
         self.runs = 0
+        self.gpus = 0  # that the script is told of
+        self.explained: dict[str, Any] = {}  # by the first run that looked for what explains a wrong gradient
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
 
@@ -124,7 +127,7 @@ class Session:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        also = shared | {"files": change.files}
+        also = shared | {"files": change.files, "gpus": self.gpus, "explained": self.explained}
         orders = [rank.order | also | {"variables": self._variables(rank.rank, port)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
@@ -142,7 +145,9 @@ class Session:
             for rank in ranks:
                 rank.end()
             _kill_below(folder)
-        return together(results, self._cut())
+        answer = together(results, self._cut())
+        self.explained = self.explained or answer.explained
+        return answer
 
     def _cut(self) -> list[str]:
         """Return what the launch asks for beside what is run, a text each."""
@@ -268,7 +273,11 @@ class Process:
         """Return the line of the script in which it last wrote where it is; empty if it is not in the script."""
         name = re.escape(pathlib.Path(self.script).name)
         match = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
-        return f"line {match[1]}" if match else ""
+        if match is None:
+            return ""
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            return location(self.script, int(match[1]), read_source(self.script)).within
+        return f"line {match[1]}"
 
     def result(self, session: pathlib.Path, status: int | None) -> "RankResult":
         """Return what it has reported, or how it died; of one that is still there, nothing."""

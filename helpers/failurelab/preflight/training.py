@@ -2,9 +2,10 @@
 
 import ast
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
-from failurelab.preflight.script_text import holds_line
+from failurelab.preflight.script_text import holds_line, location
 from failurelab.rewards.table import RewardTable
 
 
@@ -74,11 +75,22 @@ class Training:
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        handed: what each reward function was handed at its first call, by its place.
         called: the places of the reward functions that the trainer has called in the cut training.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         best: the shortest of the made-up completions that get the largest reward; empty where none is known.
         real: whether the real weights were asked for.
+        resume: what `train()` was given as the checkpoint to go on from.
+        calls_evaluate: whether the script has called `evaluate()` before its training.
+        evaluated: while an evaluation set is evaluated: what each reward function is handed, by its place; else None.
+        evaluations: of each evaluation set by name: what the functions were handed, and the error that ended it.
+        trains_evaluated: whether the same evaluation of rows of the training set ended well.
+        not_evaluated: why no batch was evaluated.
+        explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
+            `judges.textbook` wrote it; empty where there is none.
+        own: whether a file of code is the script's own, by its path.
+        notes: what judges have to tell beside their findings.
     """
 
     trainer: Any
@@ -95,11 +107,21 @@ class Training:
     zero_stage: int = 0
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
+    handed: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     called: set[int] = dataclasses.field(default_factory=set)
     not_called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     best: str = ""
     real: bool = False
+    resume: Any = None
+    calls_evaluate: bool = False
+    evaluated: dict[int, dict[str, Any]] | None = None
+    evaluations: dict[str, tuple[dict[int, Any], str]] = dataclasses.field(default_factory=dict)
+    trains_evaluated: bool = False
+    not_evaluated: str = ""
+    explained: dict[str, Any] = dataclasses.field(default_factory=dict)
+    own: Callable[[str], bool] = lambda file: False
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def model_name(self) -> str:
@@ -121,14 +143,27 @@ class Source:
     text: str
     line: int = 0
 
+    def at(self, line: int) -> str:
+        """Return a line in words: of a notebook the cell, and the line in it."""
+        return location(self.path, line, self.text).within
+
     def is_either(self, line: int, other: int) -> bool:
-        """Return whether two lines stand in the two branches of an `if`, so that one of them alone is run."""
+        """Return whether one of two lines alone is run.
+
+        They stand in two branches of an `if`, of a `try` and what catches its errors, or behind one that leaves.
+        """
+        first, second = sorted((line, other))
         for node in ast.walk(ast.parse(self.text)):
-            if isinstance(node, ast.If) and node.orelse:
-                in_body = [holds_line(node.body[0], node.body[-1], number) for number in (line, other)]
-                inside = [holds_line(node, node, number) for number in (line, other)]
-                if all(inside) and in_body[0] != in_body[1]:
+            for block in _branches(node):  # of which one alone is run
+                inside = [{place for place, body in enumerate(block) if _holds(body, at)} for at in (first, second)]
+                if all(inside) and inside[0] != inside[1]:
                     return True
+            for name in ("body", "orelse", "finalbody"):
+                statements = value if isinstance(value := getattr(node, name, None), list) else []
+                for place, statement in enumerate(statements):
+                    left = isinstance(statement, ast.If) and _leaves(statement.body) and _holds(statement.body, first)
+                    if left and _holds(statements[place + 1 :], second):
+                        return True
         return False
 
     def training_lines(self) -> list[int]:
@@ -143,3 +178,23 @@ class Source:
             for trainer in called
             if "trainer" in ast.unparse(trainer.value).lower()
         )
+
+
+def _branches(node: ast.AST) -> list[list[Any]]:
+    """Return groups of branches of a statement, each a list of statements, of which one alone is run."""
+    if isinstance(node, ast.If):
+        return [[node.body, node.orelse]]
+    if isinstance(node, ast.Try):
+        return [[node.body, [caught]] for caught in node.handlers]
+    return [[case.body for case in node.cases]] if isinstance(node, ast.Match) else []
+
+
+def _holds(statements: Any, line: int) -> bool:
+    return bool(statements) and holds_line(statements[0], statements[-1], line)
+
+
+def _leaves(statements: list[ast.stmt]) -> bool:
+    """Return whether what stands behind these statements is not run after them."""
+    last = statements[-1]
+    ends = isinstance(last, ast.Expr) and ast.unparse(last.value).startswith(("sys.exit(", "exit(", "quit("))
+    return ends or isinstance(last, (ast.Return, ast.Raise, ast.Continue, ast.Break))

@@ -14,6 +14,8 @@ from failurelab.preflight.answer import Answer, Change, Finding, Verdict, rank
 ROUNDS = 4
 # A repair may be seen by another judge than its failure: the whole gradient is the textbook's.
 _HELD_BY = {"F15": ("F15", "F21"), "F20": ("F20", "F21"), "F3b": ("F3b", "F21")}
+_BY_GOING_ON = ("release", "given")  # they end the script before its training, and are healed where it comes there
+STILL = "it is still there with its repair"
 NOT_AGAIN = "a second run without any change did not show it: the script does not do the same twice"
 NO_EDIT = "no edit of the script undoes it, so it was not tried"
 ROUNDS_OVER = f"{ROUNDS} repairs were made before this one's turn came"
@@ -84,7 +86,8 @@ class Rounds:
             if not self._is_named(finding) and (finding.key in self.settled or finding.key in still):
                 why = self.settled.get(finding.key, left)
                 finding = dataclasses.replace(finding, verdict=Verdict.SUSPECTED, why=why)
-                suspected.append(Trial(finding, base, next(iter(finding.changes), None)))
+                change = None if why == STILL else next(iter(finding.changes), None)  # what does not heal is not shown
+                suspected.append(Trial(finding, base, change))
         return suspected
 
     def _is_named(self, finding: Finding) -> bool:
@@ -178,7 +181,7 @@ def _why_not_healed(finding: Finding, before: Answer, trial: Answer) -> str:
     if trial.error and not before.error:
         return f"its repair was not tried: with it the script ends in an error: {trial.error}"
     if _is_accused(finding, trial):
-        return "it is still there with its repair"
+        return STILL
     if not _held(finding, trial) and not finding.tried:
         return f"with its repair nothing was measured{': ' + trial.error if trial.error else ''}"
     held = {other.failure for other in before.held} - {other.failure for other in before.found}
@@ -196,6 +199,8 @@ def _held(finding: Finding, answer: Answer) -> str:
         for other in answer.held:
             if other.failure == failure and (not finding.part or other.part in ("", finding.part)):
                 return other.evidence
+    if finding.failure in _BY_GOING_ON and not answer.error:
+        return "the script comes to its training"
     if not finding.part:
         return ""
     same = [other for other in answer.findings if other.failure == finding.failure]

@@ -148,12 +148,21 @@ def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, 
         yield name, form, True
         if form.endswith(">"):
             yield f"{name} + newline", form + "\n", True
-    prompted, copied = _literals("\n".join(text for _, text in _messages(prompt))), [_literals(form) for form in shown]
+    text, copied = "\n".join(text for _, text in _messages(prompt)), [_literals(form) for form in shown]
     for place, form in enumerate(own):
-        words = _literals(form)
-        yield f"own pattern {place + 1}", form, bool(words) and words <= prompted and words not in copied
+        yield f"own pattern {place + 1}", form, _stands_in(form, text) and _literals(form) not in copied
     for name, form in _COMMON.items() if whole else [("alone", ANSWER)]:
         yield name, form, False
+
+
+def _stands_in(form: str, text: str) -> bool:
+    """Return whether a text has all that a form has beside its answer and its reasoning, as pieces or as words."""
+    words = _literals(form)
+    if words and words <= _literals(text):
+        return True
+    pieces = [" ".join(piece.split()) for piece in re.split(f"[{ANSWER}{REASONING}]", form)]
+    plain = " ".join(text.split())
+    return any(re.search(r"\w{2}", piece) for piece in pieces) and all(piece in plain for piece in pieces)
 
 
 def _literals(form: str) -> set[str]:

@@ -179,6 +179,13 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
         return x.found("batch", said, "Return each completion's own reward.", tried, "F10")
+    if len(set(x.rewards)) > 1:
+        said += ": it depends on the prompt alone, so every advantage is 0"
+        return _suspect(x, said, "another form may get more")
+    most = max(signature.numbers(x.function), default=math.inf)
+    if (x.rewards[0] or 0.0) >= most > 0:
+        said += ", and its text has no larger number: all get the most that it pays"
+        return _suspect(x, said, "another form may get less")
     return _limit(x, said) or x.not_checked(
         f"{said}: none may have its form. Call it by hand with a completion that deserves more"
     )

@@ -125,6 +125,29 @@ def gives_constant(function: Callable[..., Any]) -> bool:
     return len(set(values)) == 1 and isinstance(values[0], (int, float))
 
 
+def numbers(function: Callable[..., Any]) -> list[float]:
+    """Return the numbers that stand in a function."""
+    tree = parse(function)
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] if tree is not None else []
+    return [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+
+
+def hands_on_the_rest(function: Callable[..., Any]) -> bool:
+    """Return whether a function does more with its **kwargs than to take keys of it, so that others may read them."""
+    rest = next((each.name for each in parameters(function) if each.kind is each.VAR_KEYWORD), None)
+    tree = parse(function)
+    if tree is None:
+        return True
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == rest]
+    keys = [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Subscript) and _is_name(node.value, rest))
+        or (isinstance(node, ast.Attribute) and node.attr in ("get", "pop") and _is_name(node.value, rest))
+    ]
+    return len(used) > len(keys)
+
+
 def plain_function(function: Any) -> Any:
     """Return the Python function behind a partial, a decorator, a method, or an object that is called."""
     while hasattr(function, "__wrapped__") or hasattr(function, "func"):
@@ -134,10 +157,43 @@ def plain_function(function: Any) -> Any:
 
 
 def texts(function: Any) -> list[str]:
-    """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
-    constants = [value for code, values in _codes(function) for value in (*code.co_consts, *values)]
+    """Return the texts and patterns that stand in a function, and in what it calls in its own module.
+
+    What it says to people, or asks the system for, is left out: no completion is read by it.
+    """
+    constants, said, read = [], set[str](), set[str]()
+    for code, values in _codes(function):
+        constants += [*code.co_consts, *values]
+        with contextlib.suppress(OSError, TypeError, SyntaxError):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+            beside = {id(inner) for node in ast.walk(tree) for part in _said(node) for inner in ast.walk(part)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    (said if id(node) in beside else read).add(node.value)
     constants = [value.pattern if isinstance(value, re.Pattern) else value for value in constants]
-    return list(dict.fromkeys(value for value in constants if isinstance(value, str)))
+    kept = (value for value in constants if isinstance(value, str) and value not in said - read)
+    return list(dict.fromkeys(kept))
+
+
+_SAYING = re.compile(
+    r"(^|\.)(print|debug|info|warning|warn|error|exception|critical|log|write|writelines|getenv|open|strftime|strptime|"
+    r"encode|decode|add_scalar|environ\.get|\w*(Error|Exception))$"
+)
+
+
+def _said(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are said to people, or to the system."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if ast.get_docstring(node) is not None:
+            yield node.body[0]
+    elif isinstance(node, ast.Raise):
+        yield node
+    elif isinstance(node, ast.Assert) and node.msg is not None:
+        yield node.msg
+    elif isinstance(node, ast.Call) and _SAYING.search(ast.unparse(node.func)):
+        yield from (*node.args, *node.keywords)
+    elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        yield node.slice
 
 
 def reads_json(function: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -102,6 +103,7 @@ def survey(
             totals = [sums[each] for each in x.completions] if sums and whole else None
             about += filter(None, [judge(x, totals)])
     said = [flag for about in flags for flag in about]
+    said += _reads_no_reference(examined, said)
     best = ""
     kept = [each for each in completions if sums and all(x.paid[each] != RAISES for x in examined)]
     if kept and any(x.varies for x in examined):
@@ -136,6 +138,28 @@ def _unread(inputs: Inputs, functions: Sequence[Any]) -> Iterator[str]:
     unread = [name for name in inputs.columns if name not in asked]
     if unread:
         yield f"no reward function reads the column{'s' * (len(unread) > 1)} {', '.join(unread)}"
+
+
+_OF_RIGHT = re.compile(r"correct|accura|right|answer|solution|solve|match|exact", re.IGNORECASE)
+_OF_FORM = re.compile(r"form|tag|struct|shape|xml|len|brev|short|style|think|thought|reason|count", re.IGNORECASE)
+
+
+def _reads_no_reference(examined: Sequence[Examination], said: Sequence[Flag]) -> Iterator[Flag]:
+    """Yield the functions that are called after right answers and read none, where the dataset has some."""
+    there = [name for name in signature.REFERENCES if examined and name in examined[0].inputs.columns]
+    if not there or any(x.asked or signature.hands_on_the_rest(x.function) for x in examined):
+        return
+    accused = {flag.about for flag in said if flag.verdict in ("FOUND", "SUSPECTED")}
+    for x in examined:
+        name = x.key.partition(" ")[2]
+        if x.key in accused or not x.varies or not _OF_RIGHT.search(name) or _OF_FORM.search(name):
+            continue
+        if not signature.asks_for(x.function, "prompts"):
+            columns = ", ".join(there)
+            what = f"{x.key} reads no column, and no function reads {columns}: which answer is right is not known"
+            repair = f"Compare with {there[0]}: take it as an argument, def {name}(completions, {there[0]}, **kwargs)."
+            why = "only its name says what it is for"
+            yield Flag(x.key, "F14", "SUSPECTED", what, repair, control=why, fault="unread")
 
 
 def _totals(examined: Sequence[Examination], completions: Sequence[Completion]) -> dict[Completion, float]:
@@ -203,8 +227,15 @@ def _judge_sum(
         most, text = max(rights, key=operator.itemgetter(0))
         said = f"the right answer (column {column}) got {most:g} as {quote(text)}"
         if max(figures.lead(kept, totals)) <= figures.SAME:
-            what = f"{said}, and a completion that answers nothing no less: read what each adds"
-            yield Flag("", "F14", "NOT CHECKED", what)
+            what = f"{said}, and a completion that answers nothing no less"
+            if any(max(figures.lead(x.completions, x.rewards), default=1.0) <= figures.SAME for x in asking):
+                why = (
+                    "the function that asks for the answer pays it to a text without one, in the forms that were tried"
+                )
+                repair = "Let the function pay nothing for an empty answer and for a part of the right one."
+                yield Flag("", "F14", "SUSPECTED", what, repair, control=why)
+            else:
+                yield Flag("", "F14", "NOT CHECKED", f"{what}: read what each adds")
             return
         control = f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}"
         yield Flag("", "F14", "HELD", said, control=control)

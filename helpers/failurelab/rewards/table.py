@@ -3,7 +3,7 @@
 import dataclasses
 import html
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 _DROWNS = 20.0  # times as wide
@@ -82,23 +82,29 @@ class RewardTable:
     def __str__(self) -> str:
         return "\n".join([*self.picture(), *(f"{f.verdict} {f.failure}: {f.evidence}" for f in self.flags)])
 
-    def picture(self, width: int = 100) -> list[str]:
-        """Return the table as about a dozen lines for a terminal, and its notes."""
+    def picture(self, width: int = 100, say: Callable[..., str] = str.format) -> list[str]:
+        """Return the table as about a dozen lines for a terminal, and its notes.
+
+        Args:
+            width: of a line, in columns.
+            say: returns an English text in the reader's language, with values in the places of its `{}`.
+        """
+        notes = [say("Note: {}.", note) for note in self.notes]
         if not self.lines:
-            return [f"Note: {note}." for note in self.notes]
+            return notes
         chosen, left = self._chosen()
         names = [key.partition(" ")[2][:14] for key in self.functions]
         cells = [[_cell(value) for value in line.rewards] for line in chosen]
         wide = [max(map(len, column)) for column in zip(names, *cells)]
         form = min(30, max(len(line.form) for line in chosen))
         rest = max(20, width - sum(wide) - 2 * len(wide) - form - 9)
-        lines = [f"{'':7}{'form':{form}}  {'completion':{rest}}" + _right(names, wide)]
+        lines = [f"{'':7}{say('form'):{form}}  {say('completion'):{rest}}" + _right(names, wide)]
         for line, row in zip(chosen, cells):
             lines.append(
-                f"{line.worth:7}{line.form[:form]:{form}}  {quote(line.text, rest):{rest}}" + _right(row, wide)
+                f"{say(line.worth):7}{line.form[:form]:{form}}  {quote(line.text, rest):{rest}}" + _right(row, wide)
             )
-        lines += [f"and {left} more completions (--json has all)"] if left else []
-        return [*lines, *(f"Note: {note}." for note in self.notes)]
+        lines += [say("and {} more completions (--json has all)", left)] if left else []
+        return [*lines, *notes]
 
     def _chosen(self) -> tuple[list[Line], int]:
         """Return a line of each worth and each row of rewards, the prompt's own forms first; and how many are left."""

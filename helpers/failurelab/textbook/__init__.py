@@ -1,4 +1,4 @@
-"""One optimizer step beside the textbook: the gradient that GRPO's definition gives, and the trainer's.
+"""One optimizer step beside the textbook: the gradient that a definition gives, GRPO's for one, and the trainer's.
 
     with textbook.compare(trainer) as comparison:
         trainer.train()
@@ -10,9 +10,12 @@ with the gradient that the trainer computed, before it is clipped: cosine and si
 sign are cosine -1, advantages divided by 10,000 are size 0.0001, a mask shifted by one is a cosine well below 1.
 """
 
+from failurelab.textbook.algorithms import no_textbook
 from failurelab.textbook.apart import Apart, Floor
-from failurelab.textbook.comparison import Comparison, compare_step, not_grpo, why_not_here
+from failurelab.textbook.comparison import Comparison, compare_step, why_not_here
 from failurelab.textbook.definition import GRPO, Definition
+from failurelab.textbook.definition_online_dpo import ONLINE_DPO
+from failurelab.textbook.definition_rloo import RLOO
 from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.recorder import Evidence, Recorder
@@ -24,6 +27,8 @@ from failurelab.textbook.watch import Watch, compare
 __all__ = [
     "GRPO",
     "NOT_HERE",
+    "ONLINE_DPO",
+    "RLOO",
     "Apart",
     "Comparison",
     "Definition",
@@ -41,7 +46,7 @@ __all__ = [
     "compare_step",
     "expected_gradient",
     "is_neutral",
-    "not_grpo",
+    "no_textbook",
     "rows_of",
     "unlisted",
     "why_not_here",

@@ -79,10 +79,10 @@ class Floor:
 
 def norm(gradient: Mapping[str, torch.Tensor]) -> float:
     """Return the norm over all tensors."""
-    return math.sqrt(sum(_dot(grad, grad) for grad in gradient.values()))
+    return math.sqrt(sum(inner(grad, grad) for grad in gradient.values()))
 
 
-def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
+def inner(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the inner product; of large tensors in their own numbers: a copy in float64 costs as much as a pass."""
     one, other = one.reshape(-1), other.reshape(-1)
     return float(torch.dot(one, other) if one.numel() > 2**20 else torch.dot(one.double(), other.double()))
@@ -93,6 +93,6 @@ def measure_apart(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.
     one, other = norm(first), norm(second)
     if not one or not other:
         return Apart(0.0, one / other if other else math.inf, 1.0 if one or other else 0.0)
-    dot = sum(_dot(first[name], grad) for name, grad in second.items())
+    dot = sum(inner(first[name], grad) for name, grad in second.items())
     away = math.sqrt(max(0.0, one**2 + other**2 - 2 * dot))
     return Apart(max(-1.0, min(1.0, dot / (one * other))), one / other, away / one)

@@ -7,17 +7,16 @@ The loss's slopes by the scores are those of the textbook's pass, so clipping, w
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from failurelab.textbook.apart import norm
-from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, Step, Tally, forward_of, is_out_of_memory
-from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import plain
 
 DIRECTIONS = 3
@@ -28,6 +27,14 @@ FAR = (1e-3, 1e-4)
 # shorter distances are not lost in rounding, and what was curvature shrinks; what is wrong is as wrong as before.
 NEAR = (1e-5, 1e-6)
 WRONG, TIMES = 0.1, 10  # of the gradient's norm; or so many times the error, where that is more
+
+
+class Sum(Protocol):
+    """Adds up, over the processes that train together, what each computes."""
+
+    def total(self, work: Callable[[], float]) -> float:
+        """Return the sum."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +56,16 @@ class Backward:
 
 
 @torch.no_grad()
-def measure_backward(
-    model: nn.Module, rows: Sequence[Row], options: Options, gradient: Gradient, tally: Tally
-) -> Backward:
+def measure_backward(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, ranks: Sum) -> Backward:
     """Compare a gradient of the textbook with finite differences of the scores that its pass left in `tally`."""
-    step, scale = Step(rows, options), _scale(model, gradient)
+    scale = _scale(model, gradient)
     try:
         for far in FAR:
-            backward = _measure(model, step, gradient, tally, far * scale)
+            backward = _measure(model, step, gradient, tally, far * scale, ranks)
             if not backward.wrong:
                 return backward
         for far in NEAR:
-            nearer = _measure(model, step, gradient, tally, far * scale)
+            nearer = _measure(model, step, gradient, tally, far * scale, ranks)
             if not nearer.wrong and max(2 * nearer.away, TIMES * nearer.error) < backward.away:
                 return nearer
     except RuntimeError as problem:
@@ -76,7 +81,7 @@ def _scale(model: nn.Module, gradient: Gradient) -> float:
     return norm(trained) / math.sqrt(sum(parameter.numel() for parameter in trained.values()))
 
 
-def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far: float) -> Backward:
+def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far: float, ranks: Sum) -> Backward:
     """Compare along each direction, at one distance."""
     trained = {name: parameter for name, parameter in model.named_parameters() if name in gradient}
     still, size, away, error = _without_gradient(model), norm(gradient), 0.0, 0.0
@@ -86,10 +91,11 @@ def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far
             for place in still.get(id(parameter), ()):
                 moved[name][place] = parameter[place]
         expected = sum(float(((moved[name] - trained[name]) * gradient[name]).sum()) for name in trained)
-        up = _change(model, trained, moved, step, tally)
+        change = functools.partial(_change, model, trained, moved, step, tally)
+        up = ranks.total(change)
         for name, parameter in trained.items():
             moved[name] = 2 * parameter - moved[name]
-        down = _change(model, trained, moved, step, tally)
+        down = ranks.total(change)
         away += ((up - down) / 2 - expected) ** 2 / DIRECTIONS
         error += ((up + down) / 2) ** 2 / DIRECTIONS
     return Backward(math.sqrt(away) / (far * size), math.sqrt(error) / (far * size))
@@ -138,7 +144,9 @@ def _change(
     with plain(model):
         forward, _ = forward_of(model, trained, EXACT, moved)
         for part in tally.slopes:
+            if part.part.start not in step.own:
+                continue
             now = step.score_rows(forward, part.part, entropy=len(part.scores) > 1)
             for score, before, slope in zip((now.logps, now.entropies), part.scores, part.slopes):
-                total += float(((score - before).double() * slope).sum())
+                total += float(((score - before.to(score)).double() * slope.to(score)).sum())
     return total

@@ -1,34 +1,40 @@
 """A trainer's gradient beside the textbook's: direction, size, and how far apart two textbook passes lie themselves."""
 
-import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from failurelab.textbook import fields
+from failurelab.textbook import fields, together
+from failurelab.textbook.algorithms import algorithm_of, no_textbook
 from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
-from failurelab.textbook.definition import GRPO, SMALL, Definition
+from failurelab.textbook.definition import SMALL, Definition
+from failurelab.textbook.definition_online_dpo import say_ties
+from failurelab.textbook.engine_gap import told_by_engine
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
+    EXACT,
     TIE,
     Gradient,
     OutOfMemory,
     Precision,
-    Reference,
     Shift,
+    Step,
     Tally,
     advantages,
+    entropy_sum,
     expected_gradient,
     reward_table,
 )
-from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions
+from failurelab.textbook.mistakes import suspects_of
+from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
+from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
-from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.solve import Solution
 from failurelab.textbook.suspects import Explanation, Search
 
@@ -38,6 +44,7 @@ BLIND = 0.5  # a floor from which on a direction cannot be told from another
 # Nats between a policy and a reference that is the same: on some processors their log-probabilities differ in the last
 # bits (5e-6 was seen), and then a KL term has a gradient that is rounding alone.
 SAME = 3e-5
+NEAR_TARGET = 0.02  # of an entropy: what rounding, or an entropy that is computed in parts, makes of it
 CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"
@@ -52,8 +59,8 @@ BOUNDS = (
     "right gradients lie too far apart to tell a wrong one from them"
 )
 DROPOUT = (
-    "dropout: the textbook's own gradients of different draws lie so far apart that a wrong one could not be told from "
-    "them; a run with attention_dropout and lora_dropout 0 can be checked"
+    "dropout, or noise on the embeddings: the textbook's own gradients of different draws lie so far apart that a "
+    "wrong one could not be told from them; a run with attention_dropout and lora_dropout 0 can be checked"
 )
 EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
 
@@ -73,6 +80,7 @@ class Comparison:
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
+        engine: what an engine says of its tokens, beside what the policy says; "" where none drew, or it said nothing.
         again: what asking the reward functions again has shown; "" if they were not asked.
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
@@ -93,6 +101,7 @@ class Comparison:
     reading: str = ""
     not_shown: tuple[str, ...] = ()
     texts: str = ""
+    engine: str = ""
     again: str = ""
     clipped: float = 0.0
     kl: float = 0.0
@@ -113,44 +122,33 @@ class Comparison:
 
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
-        parts += [line for line in (self.texts, self.again) if line]
+        parts += [line for line in (self.texts, self.engine, self.again) if line]
         parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
         parts += [self.table] * bool(self.table)
         return "\n".join(parts)
 
 
-def not_grpo(trainer: Any) -> str | None:
-    """Return why there is no textbook for a trainer, or None.
-
-    A subclass that trl ships has an objective of its own, such as GMPO's. One of the user's is meant to be GRPO.
-    """
-    kinds = type(trainer).__mro__
-    bases = [place for place, kind in enumerate(kinds) if kind.__name__ == "GRPOTrainer"]
-    if not bases:
-        return f"no textbook here for {type(trainer).__name__}"
-    for kind in kinds[: bases[-1]]:
-        if kind.__module__.partition(".")[0] == "trl":
-            return f"no textbook here for {kind.__name__}: a subclass of trl's own, with another objective than GRPO's"
-    return None
-
-
 def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
-    if elsewhere := not_grpo(trainer):
+    if elsewhere := no_textbook(trainer):
         return [elsewhere]
-    lines = fields.why_not(trainer)
-    accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
-    if "fp16" in precisions(trainer) and not getattr(trainer.args, "fp16", False):
-        lines.append("fp16 of the launcher: the loss is scaled")
-    if accelerator.num_processes > 1 or getattr(trainer.args, "n_gpu", 1) > 1:
-        lines.append("several processes or devices: each has a part of the batch")
-    if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
-        lines.append("DeepSpeed or FSDP: the gradients are spread over an engine's buckets")
+    algorithm = algorithm_of(trainer)
+    lines = fields.why_not(trainer, algorithm.losses, algorithm.not_here)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if "fp16" in precisions(trainer) and getattr(trainer, "is_deepspeed_enabled", False):
+        lines.append("fp16 of DeepSpeed, which scales the loss by itself, and needs a GPU")
+    if getattr(trainer.args, "n_gpu", 1) > 1:
+        lines.append("several devices of one process: each has a part of the batch")
+    if type(model).__name__ == "FullyShardedDataParallel" or any(
+        type(parameter).__name__ == "FlatParameter" for parameter in model.parameters()
+    ):
+        lines.append("FSDP of version 1: the gradients of several tensors are one flat one")
+    needed, free = whole_bytes(model)
+    if needed > free:
+        lines.append(f"the whole weights and gradients take {needed >> 20} MiB, and {free >> 20} MiB are free")
     for config in (getattr(model, "peft_config", None) or {}).values():
         if getattr(config, "is_prompt_learning", False):
             lines.append("the adapter is a learned prompt, and no layer of the model")
-    if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
-        lines.append("tools: their answers stand among the completion's tokens")
     return lines
 
 
@@ -158,7 +156,7 @@ def compare_step(
     trainer: Any,
     evidence: Evidence,
     *,
-    definition: Definition = GRPO,
+    definition: Definition | None = None,
     with_suspects: bool = True,
     with_controls: bool = False,
     variants: Mapping[str, Options] | None = None,
@@ -167,25 +165,44 @@ def compare_step(
 
     Args:
         trainer: the trainer, at the weights that the gradient was computed at.
-        evidence: of the step, from all processes.
-        definition: of the trainer's kind.
+        evidence: of the step, from this process: all have to call this, and get the same answer.
+        definition: by default that of the trainer's algorithm.
         with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect, and
             three for the weights that are solved for.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
         variants: other options to compare with too, by name.
     """
-    problems = why_not_here(trainer)
-    wrong = [] if problems else evidence.wrong
-    problems = problems or list(dict.fromkeys(evidence.problems))
-    if problems:
-        report = Comparison("NOT CHECKED", "; ".join(problems))
-    else:
-        try:
-            report = _Comparer(trainer, evidence, definition).compare(with_suspects, with_controls, variants or {})
-        except OutOfMemory as error:
-            report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
-        except ValueError as error:  # what the definition needs is not there
-            report = Comparison("NOT CHECKED", str(error))
+    wrong: list[tuple[str, str]] = []
+    try:
+        step = trainer.state.global_step + 1
+        lost = [f"rank {evidence.ranks.number}: {evidence.ranks.lost}"] * bool(evidence.ranks.lost)
+        given = evidence.ranks.call(
+            f"the comparison of step {step}", (why_not_here(trainer) + lost, with_suspects, with_controls)
+        )
+        problems = [line for lines, *_ in given for line in lines]
+        if several() and evidence.ranks.count == 1:
+            problems.append("several processes, which have not met at the beginning of training")
+        if not problems and evidence.ranks.count > 1:
+            evidence = together.gather(trainer, evidence)
+        wrong = [] if problems else evidence.wrong
+        problems = list(dict.fromkeys(problems or evidence.problems))
+        searched, planted = (all(each[place] for each in given) for place in (1, 2))
+        if problems:
+            report = Comparison("NOT CHECKED", "; ".join(problems))
+        elif any(name == together.DRIFTED for name, _ in wrong):
+            report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
+        else:
+            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+                comparer = _Comparer(trainer, evidence, definition)
+                wrong = wrong + comparer.wrong
+                report = comparer.compare(searched, planted, variants or {})
+    except OutOfMemory as error:
+        report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
+    except (ValueError, RanksApart) as error:  # what the definition needs is not there
+        report = Comparison("NOT CHECKED", str(error))
+    except Exception as error:  # of this rank alone, perhaps
+        evidence.ranks.leave(f"{type(error).__name__}: {error}")
+        raise
     if wrong:
         names, lines = zip(*wrong)
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
@@ -194,19 +211,56 @@ def compare_step(
 
 
 class _Comparer:
-    def __init__(self, trainer: Any, evidence: Evidence, definition: Definition = GRPO):
-        self.trainer, self.definition = trainer, definition
+    def __init__(self, trainer: Any, evidence: Evidence, definition: Definition | None = None):
+        algorithm = algorithm_of(trainer)
+        self.trainer, self.definition = trainer, definition or algorithm.definition
         self.model = trainer.accelerator.unwrap_model(trainer.model)
-        self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
-        asked = Options.of(trainer.args)
-        self.options = dataclasses.replace(asked, temperature=evidence.temperature or asked.temperature)
-        self.rows = evidence.rows
+        self.ranks, self.wrong = evidence.ranks, list[tuple[str, str]]()
+        self.theirs, same = self.ranks.same(_by_name(evidence.gradient, trainer.model, self.model))
+        if not same:
+            self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
+        asked = algorithm.options(trainer, evidence.temperature)
+        coefficient = asked.entropy_coef
+        if evidence.adapting is not None:
+            coefficient = evidence.adapting[0] * evidence.adapting[1]
+        self.options = dataclasses.replace(
+            asked, entropy_coef=coefficient, router_aux_loss_coef=router_coefficient(trainer)
+        )
+        self.rows, self.not_seen = evidence.rows, evidence.not_seen
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
+        if evidence.adapting is not None:
+            self.wrong += self._adapted(evidence.adapting[0])
 
-    def gradient(self, options: Options, **given: Any) -> Gradient:
-        given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
+    def _adapted(self, before: float) -> Iterator[tuple[str, str]]:
+        """Yield where the weight of the entropy, for the next step, is not what `use_adaptive_entropy` says."""
+        args = self.trainer.args
+        sums = self.ranks.share(entropy_sum(self.model, self.rows, self.options, self.own or EXACT, self.ranks.collect))
+        entropy = sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
+        if abs(entropy - args.entropy_target) <= NEAR_TARGET * entropy:
+            return  # rounding says on which side
+        moved = args.entropy_coef_delta if entropy < args.entropy_target else -args.entropy_coef_delta
+        right = min(max(before + moved, args.entropy_coef_min), args.entropy_coef_max)
+        if abs(right - self.trainer.entropy_coef) > 1e-6:
+            told = f"{before:g} becomes {right:g} where the entropy is {entropy:.3g}, and the trainer has"
+            yield "entropy's weight", f"{told} {self.trainer.entropy_coef:g}"
+        elif abs((theirs := self.trainer._last_world_entropy) - entropy) > NEAR_TARGET * entropy:
+            yield "entropy's weight", f"it goes by an entropy of {theirs:.3g}, where {entropy:.3g} is right"
+
+    def part(self, options: Options, **given: Any) -> Gradient:
+        """Return the part of the expected gradient that the rows of this process have."""
+        given = {"definition": self.definition, "pad": pad_id(self.trainer), "collect": self.ranks.collect, **given}
         return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
+
+    def gradient(self, options: Options, *, tally: Tally | None = None, **given: Any) -> Gradient:
+        if self.ranks.count == 1:
+            return self.part(options, tally=tally, **given)
+        own = None if tally is None else Tally()
+        gradient = self.ranks.add(lambda: self.part(options, tally=own, **given))
+        if tally is not None and own is not None:
+            for other in self.ranks.share(own.cpu()):
+                tally.add(other)
+        return gradient
 
     def readings(self) -> dict[str, Options]:
         readings = dict(self.options.readings())
@@ -214,6 +268,8 @@ class _Comparer:
             readings = {name: options for name, options in readings.items() if not options.generation_tokens}
         if not any(row.ends_in_padding for row in self.rows):
             readings = {name: options for name, options in readings.items() if not options.padding_ends}
+        if max(len(row.prompt) + row.padded[1] for row in self.rows) <= (self.options.max_length or math.inf):
+            readings = {name: options for name, options in readings.items() if not options.length_padded}
         return readings
 
     def compare(self, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]) -> Comparison:
@@ -255,12 +311,18 @@ class _Comparer:
             self.gradient,
             pad=pad_id(self.trainer),
             accumulated=int(self.trainer.args.gradient_accumulation_steps),
+            ranks=self.ranks,
+            part=functools.partial(self.part, options),
+            suspects=suspects_of(self.definition.name),
         )
         if verdict == "FOUND" and with_suspects:
             found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
-            backward = measure_backward(self.model, self.rows, options, ours, tally)
+            scored = dataclasses.replace(options, router_aux_loss_coef=0.0)  # the scores' part alone
+            of_scores = ours if scored == options else self.gradient(scored)
+            step = Step(self.rows, options, self.definition)
+            backward = measure_backward(self.model, step, of_scores, tally, self.ranks)
             if backward.wrong:
                 verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
@@ -272,6 +334,7 @@ class _Comparer:
             line=found.line,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
+            engine=told_by_engine(self.model, self.trained, tally, options, pad_id(self.trainer)),
             clipped=tally.clipped / max(tally.tokens, 1),
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
@@ -291,7 +354,8 @@ class _Comparer:
         if rounded is None or self.own is None:
             return search.explain(ours, apart, tally)
         gradient = functools.partial(self.gradient, precision=self.own)
-        own = dataclasses.replace(search, floor=Floor(), gradient=gradient, precision=self.own)
+        part = functools.partial(search.part, precision=self.own)
+        own = dataclasses.replace(search, floor=Floor(), gradient=gradient, part=part, precision=self.own)
         return own.explain(rounded, measure_apart(self.theirs, rounded), tally)
 
     def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Gradient | None]:
@@ -328,7 +392,8 @@ class _Comparer:
 
     def _has_bounds(self, options: Options) -> bool:
         """Whether a token's part in the gradient jumps somewhere."""
-        return options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
+        masks = "mask" in (options.engine_weight or "")
+        return masks or options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
 
     def _blinded_by(self, options: Options, ours: Gradient, dropout: bool) -> str:
         """Return what puts right passes so far apart: what is left to compare, rounding alone, or dropout."""
@@ -361,18 +426,28 @@ class _Comparer:
             f"{apart} beside the textbook's gradient ({len(self.trained)} completions, {tally.tokens} tokens, "
             f"{len(self.theirs)} tensors; healthy: at least {1 - cosine:.4f}, and 1 ± {size:.2f})"
         )
+        if self.ranks.count > 1:
+            said += f"; {self.ranks.count} processes"
+        if self.definition.together == 2:
+            cut = torch.tensor([not row.ended for row in self.trained])
+            said += "".join(f"; {line}" for line in [say_ties(reward_table(self.trained), cut, self.options)] if line)
         if verdict == "HELD":
             return f"{said}; {reading}" if reading else said
         return f"the trainer's gradient is not its algorithm's: {said}. {found.text}".strip()
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
+        yield from self.not_seen
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]
             yield f"{len(empty)} of {len(ours)} tensors, for which no gradient is expected in this step ({kind})"
-        if options.beta and tally.apart <= SAME:
+        if options.beta and tally.apart <= SAME and self.definition.together == 2:
+            yield "beta and loss_type, beyond a factor: the policy is still its reference, so every margin is 0"
+        elif options.beta and tally.apart <= SAME:
             yield "beta: the policy is still its reference, so the KL divergence and its gradient are 0"
+        if options.kl_in_reward and all(abs(row.kl) <= SAME * len(row.completion) for row in self.trained):
+            yield "beta: the policy that drew was still its reference, so the KL divergence in the rewards is 0"
         if options.epsilon is not None and tally.drift < 1e-4:
             yield "clipping (epsilon, epsilon_high, delta): every ratio is 1, for the policy itself drew these tokens"
         elif options.epsilon is not None and not tally.clipped:
@@ -381,6 +456,8 @@ class _Comparer:
             yield "mask_truncated_completions: no completion was cut"
         if all(len(row.prompt) == row.padded[0] for row in self.trained):
             yield "padding of the prompts: those of a batch have the same length"
+        if all(len(row.completion) == row.padded[1] for row in self.trained):
+            yield "a shift of the completion mask: the completions of a batch have the same length"
         if backward is not None and backward.error > WRONG and not backward.wrong:
             yield "backward pass of the model: too coarse numbers, or too little memory, for finite differences"
 
@@ -400,33 +477,19 @@ def _say_backward(backward: Backward) -> str:
     )
 
 
-def reference_of(trainer: Any) -> Reference:
-    """Return what gives the reference model for a block: the trainer's own, else the policy without its adapters.
-
-    In this order trl asks for it too: 0.14 keeps a copy of a policy that came with its adapter.
-    """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-
-    @contextlib.contextmanager
-    def reference() -> Iterator[nn.Module]:
-        if getattr(trainer, "ref_model", None) is not None:
-            yield trainer.accelerator.unwrap_model(trainer.ref_model)
-        elif getattr(model, "peft_config", None):
-            with without_adapters(model):
-                yield model
-        else:
-            raise ValueError("beta is not 0, and the trainer has no reference model")
-
-    return reference
-
-
 def drops_out(model: nn.Module) -> bool:
-    """Whether a module draws dropout in the mode that it is in."""
+    """Whether a module draws dropout, or noise, in the mode that it is in."""
     for module in model.modules():
-        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0)
-        if module.training and isinstance(rate, float) and rate > 0:
+        noise = getattr(module, "neftune_noise_alpha", None) or 0  # on the embeddings
+        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", noise)
+        if module.training and isinstance(rate, float | int) and rate > 0:
             return True
     return False
+
+
+def router_coefficient(trainer: Any) -> float:
+    """Return the weight of the routers' loss: the trainer takes its model's own where the arguments name none."""
+    return float(trainer.router_aux_loss_coef) if getattr(trainer, "aux_loss_enabled", False) else 0.0
 
 
 def _by_name(gradient: Gradient, wrapped: nn.Module, model: nn.Module) -> Gradient:

@@ -5,7 +5,8 @@ of functions. A mistake is `dataclasses.replace(GRPO, kl=...)`: the definition w
 
 DeepSeekMath (arXiv 2402.03300), equations 3, 4, 8; `dapo` 2503.14476, `dr_grpo` 2503.20783, `cispo` 2506.13585, `sapo`
 2511.20347, `luspo` 2602.05261, ratio of a sequence 2507.18071, two-sided clipping 2505.07291, high entropy 2506.01939,
-unbiased KL and off-policy masks 2512.02556, scaling by the `batch` 2508.08221, `normalize_then_sum` 2601.05242.
+unbiased KL and off-policy masks 2512.02556, scaling by the `batch` 2508.08221, `normalize_then_sum` 2601.05242, `vespo`
+2602.10693; the weights of tokens that an engine drew, and their bounds: fengyao.notion.site/off-policy-rl.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from failurelab.textbook.fields import Options
-from failurelab.textbook.rows import Scoring
+from failurelab.textbook.rows import Row, Scoring
 
 SMALL = 1e-4  # added to a standard deviation, so that equal rewards do not divide by zero
 
@@ -79,6 +80,15 @@ LOG_RATIOS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 KL_FACTORS: dict[bool, Callable[[Tensor], Tensor]] = {False: torch.ones_like, True: lambda ratio: ratio}
 
 
+def engine_weight(difference: Tensor, mask: Tensor, options: Options) -> Tensor:
+    """Weigh tokens or rows by policy / engine, within bounds; NaN is unknown: (R, T), (R, T) -> (R, T) or (R, 1)."""
+    level, _, within = (options.engine_weight or "token_truncate").partition("_")
+    logs = difference.nan_to_num(0.0) * mask * (options.engine_weight is not None)  # (R, T)
+    weight = {"token": logs, "sequence": logs.sum(1, keepdim=True)}[level].exp()
+    held = weight.clamp(*options.engine_bounds)
+    return {"truncate": held, "mask": torch.where(held == weight, weight, 0.0)}[within]
+
+
 def k3(difference: Tensor) -> Tensor:
     """Estimate the divergence from log(reference / policy) of each token, (R, T) (Schulman 2020)."""
     return difference.exp() - difference - 1
@@ -101,12 +111,26 @@ def sapo(ratio: Tensor, worth: Tensor, logps: Tensor, options: Options) -> Tenso
     return torch.sigmoid(gate * (ratio - 1)) * 4 / gate * worth
 
 
-OBJECTIVES = dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"), clipped) | {"cispo": cispo, "sapo": sapo}
+def vespo(ratio: Tensor, worth: Tensor, logps: Tensor, options: Options) -> Tensor:
+    """Weigh a whole row by w^k exp(l (1 - w)), which has no gradient of its own; k and l go by the advantage's sign."""
+    power = torch.where(worth >= 0, options.vespo_k_pos, options.vespo_k_neg)  # (R, 1)
+    decay = torch.where(worth >= 0, options.vespo_lambda_pos, options.vespo_lambda_neg)  # (R, 1)
+    return (ratio**power * (decay * (1 - ratio)).exp()).detach() * worth * logps
+
+
+def vespo_ratio(difference: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+    """Return the ratio of a whole row to what drew it, engine included: (R, T), (R, T), (R, T) -> (R, 1)."""
+    return (difference * mask + weight.clamp(min=1e-8).log()).sum(1, keepdim=True).clamp(math.log(1e-8), 20).exp()
+
+
+OBJECTIVES = dict.fromkeys(("grpo", "bnpo", "dr_grpo", "dapo", "luspo"), clipped)
+OBJECTIVES |= {"cispo": cispo, "sapo": sapo, "vespo": vespo}
 
 
 def is_fresh(difference: Tensor, worth: Tensor, mask: Tensor, options: Options) -> Tensor:
-    """Say which rows with a negative advantage are not too far from what drew them, (R, 1)."""
-    drift = -(difference.detach() * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # (R, 1)
+    """Say which rows with a negative advantage are not too far from what drew them, an engine or a policy, (R, 1)."""
+    away = difference.detach().nan_to_num(0.0) * mask  # (R, T)
+    drift = -away.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)  # (R, 1)
     return (worth >= 0) | (drift <= options.most_drift)
 
 
@@ -119,30 +143,51 @@ DIVISORS: dict[str, Callable[[Any, Options], Tensor]] = {
     "luspo": lambda sizes, options: sizes.micros * sizes.completions,
     "dapo": lambda sizes, options: {False: sizes.step_tokens, True: sizes.share}[options.generation_tokens],
 }
-DIVISORS |= {"sapo": DIVISORS["grpo"], "cispo": DIVISORS["dapo"]}
+DIVISORS |= {"sapo": DIVISORS["grpo"], "cispo": DIVISORS["dapo"], "vespo": DIVISORS["dapo"]}
+
+
+def left_out(row: Row, options: Options) -> bool:
+    """Whether a completion is left out because it was cut."""
+    ended = row.ended or (options.padding_ends and row.ends_in_padding)
+    return options.mask_truncated_completions and not ended
 
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """The functions that the loss is made of; a suspect replaces one of them."""
+    """The functions that the loss is made of; a suspect replaces one of them.
 
+    `together` rows, which stand side by side, make one term of the loss. `taken` is what a row's reward loses something
+    for: advantages are given it for all rows, (R,), behind the matrices. `read` is a row as the model reads it.
+    """
+
+    name: str = "GRPO"
+    together: int = 1
+    taken: Callable[[Row, Options], float] | None = None
+    read: Callable[[Row, Options], Row] = lambda row, options: row
     advantages: Callable[..., Tensor] = lambda *given: ADVANTAGES[given[-1].multi_objective_aggregation](*given)
     scoring: Callable[[Options, int], Scoring] = lambda options, pad: Scoring(options.temperature, pad=pad)
     quantile: Callable[[Options], float] = lambda options: options.top_entropy_quantile
     log_ratio: Callable[..., Tensor] = lambda *given: LOG_RATIOS[given[-1].importance_sampling_level](*given[:-1])
     objective: Callable[..., Tensor] = lambda *given: OBJECTIVES[given[-1].loss_type](*given)
+    engine_weight: Callable[[Tensor, Tensor, Options], Tensor] = engine_weight
     kl: Callable[[Tensor], Tensor] = k3
     divisor: Callable[[Any, Options], Tensor] = lambda sizes, options: DIVISORS[options.loss_type](sizes, options)
+    router: Callable[[Tensor, int], Tensor] = lambda loss, micros: loss / micros  # the model's own, of a micro-batch
     entropy: Callable[[Tensor, Tensor], Tensor] = lambda entropies, counts: (entropies / counts).sum()
 
     def loss(self, part: Any, options: Options) -> Any:
         """Return the loss of some rows, of which `part` has tensors; those of all rows add up to the step's."""
         difference = part.logps - part.old_logps  # (R, T)
         ratio = self.log_ratio(difference, part.mask, options).exp()  # (R, T) or (R, 1)
-        gain = self.objective(ratio, part.worth, part.logps, options)  # (R, T) or (R, 1)
-        gain = gain * is_fresh(difference, part.worth, part.mask, options) * part.chosen  # (R, T)
+        weight = self.engine_weight(part.old_logps - part.engine_logps, part.mask, options)  # (R, T) or (R, 1)
         kl = self.kl(part.reference_logps - part.logps) * KL_FACTORS[options.use_bias_correction_kl](ratio)  # (R, T)
-        loss = ((options.beta * kl - gain) * part.mask * part.weights).sum()  # weights are 1 / divisor, (R, 1)
+        if options.loss_type == "vespo":  # which has the engine's weight in its ratio
+            ratio, weight = vespo_ratio(difference, weight, part.mask), torch.ones_like(part.mask)  # (R, 1), (R, T)
+        gain = self.objective(ratio, part.worth, part.logps, options) * weight  # (R, T) or (R, 1)
+        fresh = is_fresh(part.logps - part.engine_logps, part.worth, part.mask, options)  # (R, 1)
+        loss = (
+            (options.beta * kl - gain * fresh * part.chosen) * part.mask * part.weights
+        ).sum()  # weights are 1 / divisor, (R, 1)
         kept = part.entropies * part.mask * part.chosen * (part.weights > 0)  # (R, T)
         return loss - options.entropy_coef * self.entropy(kept, part.counts)  # of its micro-batch, (R, 1)
 

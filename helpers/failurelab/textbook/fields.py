@@ -1,4 +1,6 @@
-"""Every field of GRPOConfig: what the textbook makes of it. One table, from trl 0.14 to 1.16.
+"""Every field of GRPOConfig, RLOOConfig and OnlineDPOConfig: what the textbook makes of it, from trl 0.14 to 1.16.
+
+One table: a name means the same in each.
 
 A field is IMPLEMENTED by its documented meaning, has NO_EFFECT on the gradient of the completions that were drawn
 (before it is clipped), or is NOT_HERE: away from the value that leaves the gradient as it is, nothing is judged. Where
@@ -10,35 +12,39 @@ Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transfor
 
 import dataclasses
 import math
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _IMPLEMENTED = """
-    beta bf16 delta entropy_coef epsilon epsilon_high generation_batch_size gradient_accumulation_steps
-    importance_sampling_level loss_type mask_truncated_completions max_completion_length multi_objective_aggregation
-    num_generations num_iterations off_policy_mask_threshold per_device_train_batch_size reward_weights
-    sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation temperature top_entropy_quantile
-    use_bias_correction_kl
+    beta bf16 deepspeed delta entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
+    epsilon_high fp16 fsdp generation_batch_size gradient_accumulation_steps importance_sampling_level loss_type
+    mask_truncated_completions max_completion_length max_length missing_eos_penalty multi_objective_aggregation
+    neftune_noise_alpha normalize_advantages num_generations num_iterations off_policy_mask_threshold
+    per_device_train_batch_size ref_model_mixup_alpha ref_model_sync_steps reward_clip_range reward_weights
+    router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation sync_ref_model
+    temperature top_entropy_quantile use_adaptive_entropy use_bias_correction_kl use_liger_loss use_vllm vespo_k_neg
+    vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    vllm_importance_sampling_clip_min vllm_importance_sampling_correction vllm_importance_sampling_mode
 """
 
 # What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
-# textbook asks for the gradient of those completions that were drawn. VESPO's are of a loss that is not in LOSSES.
+# textbook asks for the gradient of those completions that were drawn, by any engine and from any distribution; the
+# temperature in `generation_kwargs` is evidence.
 _NO_EFFECT = """
     activation_checkpointing activation_checkpointing_kwargs cache_implementation cast_lm_head_to_fp32
-    chat_template_kwargs disable_dropout ds3_gather_for_generation entropy_coef_delta entropy_coef_max entropy_coef_min
-    entropy_target gradient_checkpointing gradient_checkpointing_kwargs learning_rate log_completions
-    log_completions_hub_repo log_multimodal log_unique_prompts max_prompt_length max_tool_calling_iterations min_p
-    model_init_kwargs num_completions_to_print num_generations_eval pad_to_multiple_of ref_model_mixup_alpha
-    ref_model_sync_steps remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
-    transformers_continuous_batching_config trust_remote_code vllm_device vllm_dtype vllm_enable_sleep_mode
-    vllm_gpu_memory_utilization vllm_group_port vllm_guided_decoding_regex vllm_importance_sampling_cap
-    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
-    vllm_importance_sampling_mode vllm_max_model_len vllm_max_model_length vllm_mode vllm_model_impl
-    vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
-    vllm_tensor_parallel_size wandb_log_unique_prompts
+    chat_template_kwargs disable_dropout ds3_gather_for_generation generation_kwargs gradient_checkpointing
+    gradient_checkpointing_kwargs learning_rate log_completions log_completions_hub_repo log_multimodal
+    log_unique_prompts max_prompt_length max_tool_calling_iterations min_p model_init_kwargs num_completions_to_print
+    num_generations_eval pad_to_multiple_of remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
+    transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
+    use_transformers_paged vllm_device vllm_dtype vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+    vllm_guided_decoding_regex vllm_max_model_len vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size
+    wandb_log_unique_prompts
 
-    accelerator_config adafactor adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size batch_eval_metrics
-    average_tokens_across_devices bf16_full_eval data_seed dataloader_drop_last dataloader_in_order
+    _n_gpu accelerator_config adafactor adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size
+    average_tokens_across_devices batch_eval_metrics bf16_full_eval data_seed dataloader_drop_last dataloader_in_order
     dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
     dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
     ddp_static_graph ddp_timeout debug disable_tqdm dispatch_batches do_eval do_predict do_train enable_jit_checkpoint
@@ -53,14 +59,22 @@ _NO_EFFECT = """
     metric_for_best_model mp_parameters no_cuda num_train_epochs optim optim_args optim_target_modules output_dir
     overwrite_output_dir past_index per_device_eval_batch_size per_gpu_eval_batch_size per_gpu_train_batch_size
     prediction_loss_only project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope
-    report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node
-    save_only_model save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches
-    tf32 torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
+    report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
+    save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches tf32 torch_compile
+    torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache use_cpu use_ipex
     use_legacy_prediction_loop use_mps_device warmup_ratio warmup_steps weight_decay
     _n_gpu
 
-    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+    dataset_num_proc gpu_memory_utilization judge max_new_tokens reward_model_path
+"""
+
+# Of RLOO before 0.22, whose trainer has no textbook; 0.22 gives their values to fields of other names, or drops them.
+_NO_EFFECT += """
+    batch_size cliprange exp_name kl_coef local_batch_size local_mini_batch_size local_rollout_forward_batch_size
+    micro_batch_size mini_batch_size normalize_advantage normalize_reward num_mini_batches num_ppo_epochs
+    num_sample_generations num_total_batches response_length rloo_k sft_model_path stop_token stop_token_id
+    token_level_kl total_episodes whiten_rewards world_size
 """
 
 
@@ -81,42 +95,23 @@ class Left:
     reason: str
     counts: Callable[[Any], bool] | None = None
 
-
-def adds_router_loss(trainer: Any) -> bool:
-    """Whether the trainer adds a router's loss: a dense model has none, and a model's config may ask for it."""
-    enabled = getattr(trainer, "aux_loss_enabled", None)
-    if enabled is not None:
-        return bool(enabled)
-    config = getattr(trainer.accelerator.unwrap_model(trainer.model), "config", None)
-    return any(getattr(part, "output_router_logits", False) for part in (config, getattr(config, "text_config", None)))
+    def is_neutral(self, value: Any) -> bool:
+        """Whether a value leaves the gradient as it is."""
+        return any(value is neutral or value == neutral for neutral in self.neutral)
 
 
-def changes_distribution(trainer: Any) -> bool:
-    """Whether options of `generate` beside its temperature, which is evidence, are not the arguments'."""
-    return not set(getattr(trainer.args, "generation_kwargs", None) or ()) <= {"temperature"}
+def spreads(trainer: Any) -> bool:
+    """Whether one row is computed by several processes: not where each has rows of its own."""
+    config = getattr(trainer.args, "parallelism_config", None)
+    return any(getattr(config, f"{kind}_size", 1) > 1 for kind in ("tp", "cp", "sp"))
 
 
 NOT_HERE: dict[str, Left] = {
-    "deepspeed": Left((None,), "the gradients are spread over an engine's buckets"),
-    "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
-    "fsdp": Left((None, "", [], False), "the gradients are spread over processes"),
-    "generation_kwargs": Left(
-        (None, {}), "they may change the distribution that the tokens are drawn from", changes_distribution
-    ),
-    "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
-    "parallelism_config": Left((None,), "the gradients are spread over processes"),
-    "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added", adds_router_loss),
-    "sync_ref_model": Left((False,), "the reference model changes during training"),
-    "torch_compile": Left((False,), "the compiled forward pass is not the model's own"),
-    "use_adaptive_entropy": Left((False,), "the entropy's coefficient changes with every step"),
-    "use_liger_kernel": Left((False,), "the kernels replace the model's layers"),
-    "use_liger_loss": Left((None, False), "the loss is computed by a kernel of its own"),
-    "use_transformers_continuous_batching": Left((False,), "generation does not go through `generate`"),
-    "use_transformers_paged": Left((None, False), "generation does not go through `generate`"),
-    "use_vllm": Left((False,), "another engine draws the tokens, and its probabilities weigh the loss"),
+    "parallelism_config": Left((None,), "one row is computed by several accelerators", spreads),
+    "use_liger_kernel": Left((False,), "its kernels replace the model's layers, and need a GPU"),
 }
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 _SCALES = {True: "group", False: "none"}
 
 
@@ -149,6 +144,20 @@ class Options:
         off_policy_mask_threshold: completions with a negative advantage that drifted further than this are left out.
         sapo_temperature_pos: of SAPO's gate, for positive advantages.
         sapo_temperature_neg: the same, for the others.
+        kl_in_reward: weight of the KL divergence that RLOO takes off the reward.
+        truncated_kl: whether it is taken off that of a truncated completion too. The help text leaves it open.
+        normalize_advantages: whether RLOO's have mean 0 and deviation 1 over the generation.
+        reward_clip_range: least and largest reward of RLOO, summed over the functions.
+        missing_eos_penalty: what Online DPO takes off the reward of a completion without an end.
+        max_length: tokens that Online DPO reads at most, of prompt and completion.
+        length_padded: whether the completion is counted there as it is padded. "Of the sequence" leaves it open.
+        vespo_k_pos: of VESPO's weight, the power of the ratio, for advantages that are not negative.
+        vespo_k_neg: the same, for the others.
+        vespo_lambda_pos: of VESPO's weight, by how much a ratio above 1 is weighed down, for the same advantages.
+        vespo_lambda_neg: the same, for the others.
+        router_aux_loss_coef: weight of the model's own loss of its routers, the mean over the micro-batches.
+        engine_weight: how the loss is multiplied with the ratio of the policy to the engine that drew; None: it is not.
+        engine_bounds: least and largest of these ratios.
     """
 
     temperature: float = 1.0
@@ -173,6 +182,20 @@ class Options:
     off_policy_mask_threshold: float | None = None
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
+    kl_in_reward: float = 0.0
+    truncated_kl: bool = False
+    normalize_advantages: bool = False
+    reward_clip_range: tuple[float, float] | None = None
+    missing_eos_penalty: float | None = None
+    max_length: int | None = None
+    length_padded: bool = False
+    vespo_k_pos: float = 2.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_pos: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    router_aux_loss_coef: float = 0.0
+    engine_weight: str | None = None
+    engine_bounds: tuple[float, float] = (-math.inf, math.inf)
 
     @classmethod
     def of(cls, args: Any) -> "Options":
@@ -180,10 +203,18 @@ class Options:
         given = {
             field.name: getattr(args, field.name) for field in dataclasses.fields(cls) if hasattr(args, field.name)
         }
+        given["router_aux_loss_coef"] = given.get("router_aux_loss_coef") or 0.0
         given["asked_temperature"] = given.get("temperature", 1.0)
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:
             given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])
+        if getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False):
+            # 0.23 to 0.25 have one kind and no name for it; before 1.6 the upper bound was called a cap, and was alone
+            given["engine_weight"] = getattr(args, "vllm_importance_sampling_mode", "token_truncate")
+            cap = getattr(args, "vllm_importance_sampling_cap", None)
+            most = getattr(args, "vllm_importance_sampling_clip_max", cap)
+            least = getattr(args, "vllm_importance_sampling_clip_min", None)
+            given["engine_bounds"] = (-math.inf if least is None else least, math.inf if most is None else most)
         return cls(**given)
 
     @property
@@ -206,16 +237,20 @@ class Options:
     def readings(self) -> dict[str, "Options"]:
         """Return the options under each reading that their help texts allow, by what each says."""
         readings = {"": self}
+
+        def open_to(line: str, **otherwise: Any) -> None:
+            for name, options in list(readings.items()):
+                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, **otherwise)
+
         if self.mask_truncated_completions:
-            line = "truncated completions count where the loss is divided"
-            readings[line] = dataclasses.replace(self, truncated_count=True)
-            for name, options in list(readings.items()):
-                line = "a completion that the padding's token ends is not truncated"
-                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, padding_ends=True)
+            open_to("truncated completions count where the loss is divided", truncated_count=True)
+            open_to("a completion that the padding's token ends is not truncated", padding_ends=True)
+            if self.kl_in_reward:
+                open_to("the KL divergence of a truncated completion is a part of its reward", truncated_kl=True)
         if self.loss_type in ("dapo", "cispo"):
-            for name, options in list(readings.items()):
-                line = "the loss is divided by the step's share of the generation's tokens"
-                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, generation_tokens=True)
+            open_to("the loss is divided by the step's share of the generation's tokens", generation_tokens=True)
+        if self.max_length is not None:
+            open_to("prompts are cut as if all completions were as long as the longest", length_padded=True)
         return readings
 
 
@@ -226,15 +261,23 @@ def unlisted(config: type) -> set[str]:
 
 def is_neutral(name: str, value: Any) -> bool:
     """Whether a field that is not here has a value that leaves the gradient as it is."""
-    return any(value is neutral or value == neutral for neutral in NOT_HERE[name].neutral)
+    return NOT_HERE[name].is_neutral(value)
 
 
-def why_not(trainer: Any) -> list[str]:
-    """Return why the gradient that a trainer's arguments ask for is not implemented: a line for each field, or none."""
+def why_not(
+    trainer: Any, losses: Sequence[str] = LOSSES, not_here: Mapping[str, Left] = types.MappingProxyType({})
+) -> list[str]:
+    """Return why the gradient that a trainer's arguments ask for is not implemented: a line for each field, or none.
+
+    Args:
+        trainer: of an algorithm that there is a definition of.
+        losses: the kinds of loss that it has.
+        not_here: fields that this algorithm lacks, beside NOT_HERE.
+    """
     args, lines = trainer.args, []
-    for name, left in NOT_HERE.items():
+    for name, left in {**not_here, **NOT_HERE}.items():
         value = getattr(args, name, left.neutral[0])
-        if left.counts(trainer) if left.counts else not is_neutral(name, value):
+        if left.counts(trainer) if left.counts else not left.is_neutral(value):
             value = getattr(trainer, name, value)  # the trainer may take its model's own
             lines.append(f"{name}={value!r}: {left.reason}")
     for name in sorted(unlisted(type(args))):
@@ -245,9 +288,9 @@ def why_not(trainer: Any) -> list[str]:
     optim = getattr(optim, "value", optim)
     if "layerwise" in optim:
         lines.append(f"optim={optim!r}: it takes each gradient during the backward pass, and drops it")
-    loss = getattr(args, "loss_type", "grpo")
-    if loss not in LOSSES:
-        lines.append(f"loss_type={loss!r}: the textbook has {', '.join(LOSSES)}")
+    loss = getattr(args, "loss_type", losses[0])
+    if loss not in losses:
+        lines.append(f"loss_type={loss!r}: the textbook has {', '.join(losses)}")
     if loss == "luspo" and getattr(args, "importance_sampling_level", "token") != "sequence":
         lines.append("loss_type='luspo' is defined for importance_sampling_level='sequence'")
     return lines

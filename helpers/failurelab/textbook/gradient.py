@@ -17,12 +17,14 @@ from torch import nn
 
 from failurelab._unwrap import input_device, unwrap
 from failurelab.logits import keep_argument
-from failurelab.textbook.definition import GRPO, Definition
+from failurelab.textbook.definition import GRPO, Definition, left_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.rows import Row, Scoring, lay_out
-from failurelab.textbook.scores import Scores, plain, score
+from failurelab.textbook.scores import Scores, plain, router_loss, score
 
 Gradient = dict[str, torch.Tensor]
+# Does work of a process, and gives what it gave on each of them.
+Collect = Callable[[Callable[[], Any]], list[Any]]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
 TIE = 1e-5  # nats that rounding in float32 moves a log-probability or an entropy by, at most
 # Of logits that are held at once, in float32, before their softmax. More at once saves a GPU time, and a CPU none: with
@@ -57,6 +59,9 @@ class Shift:
             moved["epsilon_high"] = max(0.0, high * math.exp(self.ratio) - 1)
         if options.delta is not None:
             moved["delta"] = options.delta * math.exp(self.ratio)
+        if options.engine_weight and options.engine_weight.endswith("mask"):
+            low, high = options.engine_bounds
+            moved["engine_bounds"] = (low * math.exp(-self.ratio), high * math.exp(self.ratio))
         if options.off_policy_mask_threshold is not None:
             moved["off_policy_mask_threshold"] = options.off_policy_mask_threshold + self.ratio
         return dataclasses.replace(options, **moved)
@@ -71,12 +76,14 @@ class Precision:
         autocast: dtype of autocast, or None.
         dropout: modules keep their mode; the number seeds the draws. None: no dropout.
         padded: rows are padded as in generation, which changes nothing but the rounding.
+        scale: that the loss is multiplied with, and the gradient divided by, so that 16 bits hold it.
     """
 
     float32: bool = True
     autocast: torch.dtype | None = None
     dropout: int | None = None
     padded: bool = False
+    scale: float = 1.0
 
 
 EXACT = Precision()
@@ -128,6 +135,17 @@ class Tally:
         self.drift = max(self.drift, other.drift)
         self.slopes += other.slopes
         self.log_ratios += other.log_ratios
+        self.entropies |= other.entropies
+
+    def cpu(self) -> "Tally":
+        """Return the same with all tensors on the CPU, as another process may be told it."""
+        slopes = [
+            Slopes(each.part, tuple(own.cpu() for own in each.scores), tuple(own.cpu() for own in each.slopes))
+            for each in self.slopes
+        ]
+        entropies = {micro: values.cpu() for micro, values in self.entropies.items()}
+        ratios = [values.cpu() for values in self.log_ratios]
+        return dataclasses.replace(self, slopes=slopes, log_ratios=ratios, entropies=entropies)
 
     def count(self, definition: Definition, options: Options, part: types.SimpleNamespace) -> None:
         """Count what the loss of a part was made of."""
@@ -155,6 +173,7 @@ def expected_gradient(
     precision: Precision = EXACT,
     pad: int = 0,
     tally: Tally | None = None,
+    collect: Collect = lambda work: [work()],
 ) -> Gradient:
     """Return the gradient of the definition's loss for every trainable parameter of the model, by name, in float32.
 
@@ -164,7 +183,7 @@ def expected_gradient(
     Args:
         model: the policy at the weights before the step, wrapped or not.
         rows: of each generation that the step takes rows from, all rows, of all processes; `micro` says which this step
-            trains on.
+            trains on, and `here` of which the gradient is returned.
         options: of the definition.
         definition: of the trainer's kind, or a suspect's.
         reference: gives the reference model for a block; needed where beta is not 0.
@@ -172,9 +191,10 @@ def expected_gradient(
         precision: of the computation.
         pad: token id of the padding, for a suspect that scores it.
         tally: is added to.
+        collect: does work of a process, and gives what it gave on each, where rows are of several.
 
     Raises:
-        OutOfMemory: one row alone does not fit.
+        OutOfMemory: one term of the loss alone, a row of most kinds, does not fit.
         ValueError: an option lacks what it needs, or no row is trained on.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -182,6 +202,8 @@ def expected_gradient(
         raise ValueError("no parameter of the model requires a gradient")
     if options.beta and reference is None:
         raise ValueError(f"beta={options.beta:g} asks for a reference model, and there is none")
+    if not precision.float32:
+        rows = [dataclasses.replace(row, kl=row.kl if row.kl_rounded is None else row.kl_rounded) for row in rows]
     step = Step(rows, options, definition, shift, pad)
     if precision.padded and not step.scoring.from_prompt:
         step.scoring = dataclasses.replace(step.scoring, padded=True)
@@ -189,12 +211,23 @@ def expected_gradient(
     with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
         forward, leaves = forward_of(model, trained, precision)
         if options.top_entropy_quantile < 1:
-            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally)
+            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally, collect)
 
         def work(rows: range) -> tuple[types.SimpleNamespace, list[torch.Tensor], Sequence[torch.Tensor | None]]:
             part, scores = step.part(forward, rows, reference, precision)
             loss = definition.loss(part, step.options)
-            return part, scores, torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
+            return part, scores, derive(loss, [*leaves.values(), *scores])
+
+        def derive(loss: torch.Tensor, by: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            grads = torch.autograd.grad(loss * precision.scale, by, allow_unused=True)
+            return [None if grad is None else grad / precision.scale for grad in grads]
+
+        if options.router_aux_loss_coef:
+            for rows_of_micro in step.micros():
+                loss = definition.router(router_loss(forward, rows_of_micro, step.scoring), len(step.kept))
+                loss = options.router_aux_loss_coef * loss
+                for name, grad in zip(leaves, derive(loss, list(leaves.values()))):
+                    gradient[name] += 0 if grad is None else grad.to(gradient[name].dtype)
 
         for rows_done, (part, scores, grads) in in_parts(model, step, work):
             for name, grad in zip(leaves, grads):
@@ -217,17 +250,17 @@ def in_parts(model: nn.Module, step: "Step", work: Callable[[range], Any]) -> It
     Raises:
         OutOfMemory: one row alone does not fit.
     """
-    size, start = step.rows_that_fit(model), 0
-    while start < len(step.rows):
-        part = range(start, min(start + size, len(step.rows)))
+    size, start = step.rows_that_fit(model), step.own.start
+    while start < step.own.stop:
+        part = range(start, min(start + size, step.own.stop))
         try:
             result = work(part)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if size == 1:
+            if size == step.definition.together:
                 raise OutOfMemory(f"{len(step.rows[start].completion)} tokens of one completion") from error
-            size, result = max(1, size // 2), None
+            size, result = step.fitting(size // 2), None
         if result is None:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -251,7 +284,11 @@ class Step:
         chosen = [number for number, row in enumerate(rows) if row.micro is not None]
         if not chosen:
             raise ValueError("no completion is trained on in this step")
-        self.rows = [rows[number] for number in chosen]
+        if options.engine_weight and any(rows[number].engine_logps is None for number in chosen):
+            raise ValueError("the engine gave no log-probabilities of what it drew, by which the loss is weighed")
+        self.rows = [definition.read(rows[number], self.options) for number in chosen]
+        here = [number for number, row in enumerate(self.rows) if row.here]  # those of a rank follow each other
+        self.own = range(here[0], here[-1] + 1) if here else range(0)
         self.advantages = advantages(rows, self.options, definition)[torch.tensor(chosen)]  # (rows,)
         self.weights = row_weights(rows, self.options, definition)  # (rows,)
         self.scoring = definition.scoring(self.options, pad)
@@ -259,37 +296,64 @@ class Step:
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
             self.kept[row.micro] += 0 if left_out(row, self.options) else row.length()
+        turns: dict[int, dict[int | None, int]] = {}  # of a rank's micro-batches, which come one after another
+        for micro, rank in sorted({(row.micro or 0, row.rank) for row in self.rows}):
+            turns.setdefault(rank, {})[micro] = len(turns.get(rank, {}))
+        self._turns = {micro: turn for own in turns.values() for micro, turn in own.items()}
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
         return score(forward, [self.rows[number] for number in part], self.scoring, entropy=entropy)
+
+    def micros(self) -> list[list[Row]]:
+        """Return the rows of this process, by the micro-batches that train on them."""
+        own = [self.rows[number] for number in self.own]
+        return [[row for row in own if row.micro == micro] for micro in dict.fromkeys(row.micro for row in own)]
 
     def rows_that_fit(self, model: nn.Module) -> int:
         """Return how many rows have at most LOGITS_BYTES of logits."""
         words = int(unwrap(model).get_output_embeddings().weight.shape[0])
         longest = max(max(len(row.prompt) + len(row.completion), sum(row.padded)) for row in self.rows)
         room = LOGITS_BYTES.get(input_device(model).type, LOGITS_BYTES["cuda"])
-        return max(1, min(len(self.rows), room // (4 * words * longest)))
+        return self.fitting(min(len(self.rows), room // (4 * words * longest)))
 
-    def choose_tokens(self, score_part: Callable[[range], Scores], tally: Tally | None = None) -> None:
-        """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their rank.
+    def fitting(self, count: int) -> int:
+        """Return about so many rows, none of which is parted from those that its term of the loss has."""
+        together = self.definition.together
+        return together * max(1, count // together)
 
-        They are scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
+    def choose_tokens(
+        self,
+        score_part: Callable[[range], Scores],
+        tally: Tally | None = None,
+        collect: Collect = lambda work: [work()],
+    ) -> None:
+        """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their order.
+
+        Of several processes it is the micro-batch of all, the first ones of each beside each other, and so on. They are
+        scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
         all lie so close that the order would be another one. For the same reason tokens of a group behind the same text
         have one entropy.
         """
         entropies: dict[int | None, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
         known: dict[int, float] = {}
-        with torch.no_grad():
-            for number, row in enumerate(self.rows):
-                if not left_out(row, self.options):
-                    scores = score_part(range(number, number + 1))
-                    own = zip(self._texts_before(row), scores.entropies[0].tolist())
-                    entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
-                    entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
+
+        def score_own() -> dict[int, torch.Tensor]:
+            with torch.no_grad():
+                for number in self.own:
+                    row = self.rows[number]
+                    if not left_out(row, self.options):
+                        scores = score_part(range(number, number + 1))
+                        own = zip(self._texts_before(row), scores.entropies[0].tolist())
+                        entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
+                        entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
+            return {self._turns[micro]: _values(rows).cpu() for micro, rows in entropies.items()}
+
+        every = collect(score_own)
         for micro, rows in entropies.items():
-            values = torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
-            least = self._least_entropy(values)
+            beside = [own[self._turns[micro]] for own in every if self._turns[micro] in own]
+            values = _values(rows)
+            least = self._least_entropy(torch.cat(beside).to(values))
             for number, entropy, mask in rows:
                 self.chosen[number] = mask & (entropy >= least)
             self.kept[micro] = int((values >= least).sum())
@@ -323,14 +387,17 @@ class Step:
         entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
         now = self.score_rows(forward, part, entropy=entropy)
         logps, mask, places = now.logps, now.mask, list(part)  # (rows, tokens)
-        chosen = torch.stack([self._chosen(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
+        chosen = (
+            torch.stack([self.chosen_of(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
+        )
         counts = [max(self.kept[self.rows[number].micro], 1) * len(self.kept) for number in part]
         made = types.SimpleNamespace(
             logps=logps,
             entropies=now.entropies if entropy else torch.zeros_like(mask),
             mask=mask,
             chosen=chosen,
-            old_logps=self._old_logps(part, logps.detach(), precision),
+            old_logps=(old := self._old_logps(part, logps.detach(), precision)),
+            engine_logps=self._engine_logps(part, old),
             reference_logps=self._reference_logps(reference, part, precision).to(logps)
             if options.beta
             else logps.detach(),
@@ -340,33 +407,63 @@ class Step:
         )
         return made, [logps, *([now.entropies] if entropy else [])]
 
-    def _chosen(self, number: int, mask: torch.Tensor) -> torch.Tensor:
+    def chosen_of(self, number: int, mask: torch.Tensor) -> torch.Tensor:
         """Return 1 for the tokens (tokens,) of a row that are of high entropy; none are of one that is left out."""
         chosen = self.chosen.get(number, mask.new_zeros(0))
-        return nn.functional.pad(chosen, (0, mask.shape[1] - len(chosen))).to(mask)
+        return nn.functional.pad(chosen, (0, mask.shape[-1] - len(chosen))).to(mask)
 
     def _old_logps(self, part: range, now: torch.Tensor, precision: Precision) -> torch.Tensor:
         """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`.
 
         A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
         """
-        old = now.clone()
-        for place, number in enumerate(part):
-            row = self.rows[number]
-            known = row.old_logps if precision.float32 or row.old_rounded is None else row.old_rounded
+        own = [self.rows[number] for number in part]
+        exact = [precision.float32 or row.old_rounded is None for row in own]
+        return self._put(part, now, [row.old_logps if one else row.old_rounded for row, one in zip(own, exact)])
+
+    def _engine_logps(self, part: range, old: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities (rows, tokens) by the engine that drew the tokens; where there is none, `old`."""
+        return self._put(part, old, [self.rows[number].engine_logps for number in part])
+
+    def _put(self, part: range, scores: torch.Tensor, of_rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Return scores (rows, tokens) with those that are known of each row's completion in their places."""
+        scores = scores.clone()
+        for place, (number, known) in enumerate(zip(part, of_rows)):
             if known is None:
                 continue
             layout = lay_out(self.rows[number], self.scoring)
             tokens = [token - layout.start for token in layout.places]
             columns = [column for column, token in enumerate(tokens) if 0 <= token < len(known)]
-            old[place, columns] = known[[tokens[column] for column in columns]].to(old)
-        return old
+            scores[place, columns] = known[[tokens[column] for column in columns]].to(scores)
+        return scores
 
     def _reference_logps(self, reference: Reference | None, part: range, precision: Precision) -> torch.Tensor:
         assert reference is not None  # where beta is not 0, expected_gradient has asked for it
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
+
+
+def entropy_sum(
+    model: nn.Module, rows: Sequence[Row], options: Options, precision: Precision, collect: Collect
+) -> tuple[float, int]:
+    """Return the sum of the entropies of this process's tokens that the policy is trained on, and their number."""
+    step, total, count = Step(rows, options), 0.0, 0
+    with plain(model), torch.no_grad():
+        forward, _ = forward_of(model, {}, precision)
+        if options.top_entropy_quantile < 1:
+            step.choose_tokens(lambda part: step.score_rows(forward, part, entropy=True), collect=collect)
+        for number in step.own:
+            scores = step.score_rows(forward, range(number, number + 1), entropy=True)
+            kept = scores.mask * (step.chosen_of(number, scores.mask) if step.chosen else 1)
+            kept = kept * (not left_out(step.rows[number], options))
+            total, count = total + float((scores.entropies * kept).sum()), count + int(kept.sum())
+    return total, count
+
+
+def _values(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Return the entropies (tokens,) of the tokens of rows that count."""
+    return torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
 
 
 def reward_table(rows: Sequence[Row]) -> torch.Tensor:
@@ -380,7 +477,10 @@ def advantages(rows: Sequence[Row], options: Options, definition: Definition = G
     batches, groups = (
         [key(row) for row in rows] for key in (lambda row: row.batch, lambda row: (row.batch, row.group))
     )
-    return definition.advantages(reward_table(rows), _same(groups), _same(batches), options)
+    given = [reward_table(rows), _same(groups), _same(batches)]
+    if definition.taken is not None:
+        given.append(torch.tensor([definition.taken(row, options) for row in rows], dtype=torch.float64))
+    return definition.advantages(*given, options)
 
 
 def _same(keys: Sequence[Any]) -> torch.Tensor:
@@ -390,18 +490,15 @@ def _same(keys: Sequence[Any]) -> torch.Tensor:
     return own[:, None] == own
 
 
-def left_out(row: Row, options: Options) -> bool:
-    """Whether a completion is left out because it was cut."""
-    ended = row.ended or (options.padding_ends and row.ends_in_padding)
-    return options.mask_truncated_completions and not ended
-
-
 def row_weights(rows: Sequence[Row], options: Options, definition: Definition = GRPO) -> torch.Tensor:
     """Return the weight that each token of a row has in the loss, of the rows that are trained on, (rows,)."""
     trained = [row for row in rows if row.micro is not None]
     left = torch.tensor([left_out(row, options) for row in trained])
     counted = torch.ones_like(left) if options.truncated_count else ~left
-    lengths = torch.tensor([row.length() for row in trained], dtype=torch.float64)
+    scoring = definition.scoring(options, 0)
+    lengths = torch.tensor(
+        [len(row.completion) if scoring.counted else row.length() for row in trained], dtype=torch.float64
+    )
     same = _same([row.micro for row in trained]).double()  # (rows, rows)
     step = (lengths * counted).sum().clamp(min=1)
     generation = [0 if left_out(row, options) else row.length() for row in rows]
@@ -433,14 +530,33 @@ def score_old(
         pad: token id of the padding.
         rounded: the trainer's own numbers, in which they are scored too; None: these are float32.
     """
-    exact = _score_all(model, rows, temperature, pad, EXACT)
-    other = _score_all(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
+    exact = score_rows(model, rows, temperature, pad, EXACT)
+    other = score_rows(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
     return [dataclasses.replace(row, old_logps=old, old_rounded=own) for row, old, own in zip(rows, exact, other)]
 
 
-def _score_all(
+def with_kl(rows: Sequence[Row], references: Sequence[Row]) -> list[Row]:
+    """Return rows with log(policy / reference) of each completion, from `score_old` of both."""
+
+    def kl(own: torch.Tensor | None, other: torch.Tensor | None, row: Row) -> float | None:
+        places = [place for place in range(len(row.completion)) if place not in row.given]
+        return None if own is None or other is None else float((own - other)[places].double().sum())
+
+    pairs = list(zip(rows, references, strict=True))
+    return [
+        dataclasses.replace(
+            row,
+            kl=kl(row.old_logps, other.old_logps, row) or 0.0,
+            kl_rounded=kl(row.old_rounded, other.old_rounded, row),
+        )
+        for row, other in pairs
+    ]
+
+
+def score_rows(
     model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, precision: Precision
 ) -> list[torch.Tensor]:
+    """Return the log-probabilities (tokens,) of each row's completion, and its padding, in some numbers."""
     step = Step([dataclasses.replace(row, micro=0) for row in rows], Options())
     step.scoring = Scoring(temperature, tokens="padding", pad=pad, padded=precision.padded)
     size = step.rows_that_fit(model)
@@ -461,6 +577,8 @@ def forward_of(
     moved: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
     """Return a function of ids, mask, last places and other inputs that gives logits; and the tensors it depends on.
+
+    With `router` it gives the loss that a mixture of experts has of its routers.
 
     These are those of `trained`, to ask for a gradient, by name. `moved` has values that they are given, by name.
     """
@@ -487,12 +605,14 @@ def forward_of(
         attended: Sequence[Sequence[bool]],
         last: int,
         inputs: Mapping[str, torch.Tensor],
+        router: bool = False,
     ) -> torch.Tensor:
         given: dict[str, Any] = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(attended, device=device, dtype=torch.long),
             "use_cache": False,
             **({fewer: last} if fewer else {}),
+            **({"output_router_logits": True} if router else {}),
             **{
                 name: value.float() if precision.float32 and value.is_floating_point() else value
                 for name, value in inputs.items()
@@ -500,8 +620,9 @@ def forward_of(
         }
         enabled = precision.autocast is not None
         with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):
-            logits: torch.Tensor = torch.func.functional_call(inner, replaced, (), given).logits
-        return logits
+            output = torch.func.functional_call(inner, replaced, (), given)
+        wanted: torch.Tensor = output.aux_loss if router else output.logits
+        return wanted
 
     return forward, leaves
 
@@ -518,4 +639,4 @@ def draws(model: nn.Module, seed: int | None) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was asked for that is not there: on a GPU, or in the machine."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | OutOfMemory) or "can't allocate memory" in str(error)

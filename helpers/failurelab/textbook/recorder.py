@@ -2,9 +2,10 @@
 
 Listened to, on this one trainer, and given back afterwards:
 
-- `model.generate`, or the trainer's `rollout_func`: the prompts that were given, and the token ids that were drawn,
-- the reward functions: the texts that they were given, and what they returned,
-- `training_step` and `compute_loss`: which completions a micro-batch trains on,
+- `model.generate`, an engine (`engines`), or the trainer's `rollout_func`: the prompts that were given, and the token
+  ids that were drawn, in one turn or several (`turns`),
+- the reward functions, or a judge: the texts that they were given, and what they returned,
+- `training_step` and `compute_loss`: which completions a micro-batch trains on; Online DPO draws them in its step,
 - `accelerator.clip_grad_norm_`: the gradient before it is clipped.
 
 The trainer's own advantages, masks and log-probabilities are not read. A subclass may override any method: each of
@@ -15,9 +16,14 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import importlib.metadata
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,13 +31,20 @@ from torch import nn
 from failurelab._row_inputs import split_inputs
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook import turns
+from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
-from failurelab.textbook.gradient import Gradient, Precision, score_old
-from failurelab.textbook.rows import Row, cut_at_end
+from failurelab.textbook.engines import Engine, engines_of
+from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
+from failurelab.textbook.preferences import listen_to_preference, source_of
+from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
+from failurelab.textbook.rows import Ids, Row, cut_at_end
+from failurelab.textbook.scores import without_adapters
 
-Ids = tuple[int, ...]
+T = TypeVar("T")
+MIXED = "groups of several prompts"
+SAMPLE = 32  # numbers of a tensor by which it is seen where a reference moves to
 _IDS = ("inputs", "input_ids", "attention_mask")
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclasses.dataclass
@@ -58,6 +71,10 @@ class Evidence:
         texts: what reward functions were given that was not drawn; "" if nothing.
         asked: calls of the reward functions that the rows come from.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
+        random: of several processes, a number for the state of the generator before each draw.
+        adapting: where the entropy's weight adapts, that which the step began with, and whether it counts in it.
+        not_seen: what was taken at its word, a line each.
+        ranks: this process among those that train together.
     """
 
     rows: list[Row]
@@ -67,6 +84,10 @@ class Evidence:
     texts: str = ""
     asked: list[RewardCalls] = dataclasses.field(default_factory=list)
     temperature: float | None = None
+    random: list[int] = dataclasses.field(default_factory=list)
+    adapting: tuple[float, bool] | None = None
+    not_seen: list[str] = dataclasses.field(default_factory=list)
+    ranks: Ranks = ALONE
 
 
 @dataclasses.dataclass
@@ -80,6 +101,8 @@ class _Batch:
         problems: why it cannot be judged.
         texts: pairs of what was drawn and what reward functions were given instead.
         temperature: that `generate` was handed; None where it was not asked.
+        random: of several processes, the state of the generator before the draw; 0 where it is not known.
+        wrong: what is wrong with what was drawn, as in Evidence.
         slices: micro-batches that have trained on it.
         used: places of the rows that have been trained on in this iteration.
         trained: places of the rows that this optimizer step trains on, with their micro-batches.
@@ -91,6 +114,8 @@ class _Batch:
     problems: list[str]
     texts: list[tuple[str, str]]
     temperature: float | None = None
+    random: int = 0
+    wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     slices: int = 0
     used: set[int] = dataclasses.field(default_factory=set)
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -100,29 +125,39 @@ class Recorder:
     """Listens to a trainer from `attach` to `detach`.
 
     Args:
-        trainer: a GRPO trainer.
+        trainer: of an algorithm that there is a definition of.
         wanted: says of an optimizer step, counted from 1, whether it is to be compared.
     """
 
     def __init__(self, trainer: Any, wanted: Callable[[int], bool]):
         self.trainer, self.wanted = trainer, wanted
+        self.algorithm = algorithm_of(trainer)
+        self.ranks = ALONE
+        self.engine: Any = None  # that steps by itself
         self._attached = contextlib.ExitStack()
         self._forget()
 
     def _forget(self) -> None:
         self._inside = False
         self._drawn: list[Row] = []
+        self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
+        self._turns: list[tuple[str, str]] = []  # what is wrong with them
+        self._not_seen: list[str] = []
         self._temperature: float | None = None  # that they were drawn at
+        self._random = 0
         self._asked: RewardCalls | None = None
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
+        self._sample, self._astray = self._sample_reference(), ""
+        self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
         self._forget_step()
 
     def _forget_step(self) -> None:
         self._micros = 0
         self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
-        self._again = self._unknown = self._left = 0
+        self._again = self._unknown = self._left = self._moved = 0
         self._gradient: Gradient | None = None
+        self._adapting: tuple[float, bool] | None = None
         self._problems: list[str] = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
@@ -143,12 +178,41 @@ class Recorder:
         if getattr(trainer, "rollout_func", None) is not None:
             stack.enter_context(wrap_method(trainer, "rollout_func", self._rollout, "textbook: rollouts recorded"))
         stack.enter_context(wrap_method(model, "generate", self._generate, "textbook: drawn tokens recorded"))
+        for engine in engines_of(trainer, self._encode):
+            around = functools.partial(self._ask_engine, engine)
+            stack.enter_context(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(
             wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
         )
         self._listen_to_rewards()
+
+    def begin(self, compare: Callable[[], None]) -> None:
+        """Meet the other processes, and find an engine that steps by itself; to be called as training begins.
+
+        Args:
+            compare: is called before an engine steps, where no callback is; see `engine`.
+
+        Raises:
+            ranks.RanksApart: another process does not come, or runs something else.
+        """
+        told = _told_of_run() | {"the first step that is compared": self._first_wanted()}
+        self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))
+        self.engine = engine_of(self.trainer)
+        if self.engine is not None:
+            around = functools.partial(self._engine_step, compare)
+            self._attached.enter_context(wrap_method(self.engine, "step", around, "textbook: gradient of the engine"))
+
+    def _first_wanted(self) -> int | None:
+        now = self.trainer.state.global_step
+        return next((step for step in range(now + 1, now + 1000) if self.wanted(step)), None)
+
+    def _engine_step(self, compare: Callable[[], None], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.engine.is_gradient_accumulation_boundary() and self.wanted(self.trainer.state.global_step + 1):
+            self._safely(self._keep_gradient)
+            compare()
+        return method(*args, **kwargs)
 
     def detach(self) -> None:
         """Give everything back."""
@@ -162,8 +226,12 @@ class Recorder:
         return self._inside and not is_unseen()
 
     def _listen_to_rewards(self) -> None:
-        self.functions = list(self.trainer.reward_funcs)
         after = functools.partial(self._safely, self._rewards)
+        if not hasattr(self.trainer, "reward_funcs"):  # Online DPO before it had any
+            self.functions = [source_of(self.trainer)]
+            self._attached.enter_context(listen_to_preference(self.trainer, after))
+            return
+        self.functions = list(self.trainer.reward_funcs)
         self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
         for index, function in enumerate(self.functions):
             if isinstance(function, nn.Module):
@@ -187,28 +255,88 @@ class Recorder:
             self._close_batch(asked)
 
     def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        inside, self._inside = self._inside, False  # what it draws on its way to the answer is its own affair
+        if not self._listens:
+            return method(*args, **kwargs)
+        self._within = []
         try:
             output = method(*args, **kwargs)
         finally:
-            self._inside = inside
-        if inside and not is_unseen():
-            self._safely(self._record_rollouts, output)
+            drawn, self._within = self._within, None
+        self._safely(self._record_rollouts, output, drawn)
         return output
 
-    def _record_rollouts(self, output: dict[str, Any]) -> None:
+    def _record_rollouts(self, output: dict[str, Any], drawn: Sequence[Row] = ()) -> None:
+        """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
-        ends = self._ends(None)
-        masks = output.get("env_mask") or [()] * len(prompts)  # 1: the policy's own token, 0: the environment's
-        for prompt, completion, mask in zip(prompts, completions, masks, strict=True):
+        ends, none = self._ends(None), [None] * len(prompts)
+        masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
+        rows, left, wrong = [], list(drawn), dict[str, list[str]]()
+        for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
-            ended = bool(ids) and ids[-1] in ends
-            given = frozenset(place for place, own in enumerate(mask) if not own)
-            row = Row(tuple(int(token) for token in prompt), ids, ended, padded=width, given=given)
-            self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+            row = Row(tuple(int(token) for token in prompt), ids, bool(ids) and ids[-1] in ends, padded=width)
+            true = turns.match(row, left)
+            if true is not None:
+                left.remove(true)
+            told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
+            if line := turns.wrong_mask(row, told, true):
+                wrong.setdefault(turns.MASK, []).append(line)
+            given = {place for place, own in enumerate(told[: len(ids)]) if not own} if true is None else true.given
+            row = dataclasses.replace(row, given=frozenset(place for place in given if place < len(ids)))
+            if true is None and drawn and (line := turns.encoded_again(row, drawn, self._decode)):
+                wrong.setdefault(turns.RENDERED, []).append(line)
+            if logps is not None and len(logps) == len(ids):
+                row = dataclasses.replace(row, engine_logps=_tensor(logps))
+            if true is not None and true.engine_logps is not None:
+                row = dataclasses.replace(row, engine_logps=true.engine_logps[: len(ids)])
+            if true is None and mask is not None:
+                self._not_seen = ["the environment's mask: what drew its tokens was not seen, so it is believed"]
+            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+        if len(left) > len(drawn) - len(rows) and (line := turns.rendered_anew(drawn, self._decode)):
+            wrong.setdefault(turns.RENDERED, []).append(line)
+        for name, lines in wrong.items():
+            said = "env_mask " * (name == turns.MASK) + lines[0]
+            self._turns.append((name, f"{said} (of {len(lines)} of {len(rows)} completions)"))
+        self._drawn += rows
+
+    def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = method(*args, **kwargs)
+        if self._listens:
+            given = inspect.signature(method).bind(*args, **kwargs).arguments
+            self._safely(self._record_answers, engine, given, output)
+        return output
+
+    def _record_answers(self, engine: Engine, given: dict[str, Any], output: Any) -> None:
+        given = given | given.get("kwargs", {})
+        answers, ends = engine.read(given, output), self._ends(None)
+        multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
+        width = max((len(prompt) for prompt, _, _ in answers), default=0)
+        length = max((len(drawn) for _, drawn, _ in answers), default=0)
+        padded, rows = (-(-width // multiple) * multiple, -(-length // multiple) * multiple), []
+        for prompt, drawn, scores in answers:
+            completion, ended = cut_at_end([int(token) for token in drawn], ends)
+            row = Row(tuple(int(token) for token in prompt), completion, ended, padded=padded)
+            if scores is not None:
+                row = dataclasses.replace(row, engine_logps=_tensor(scores[: len(completion)]))
+            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+        self._temperature = engine.temperature(given)
+        self._take(rows)
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        if self._within is None:
+            self._drawn = turns.join(self._drawn, rows)
+        else:
+            self._within = turns.join(self._within, rows)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(_tokenizer(self.trainer)(text)["input_ids"])
+
+    def _decode(self, ids: Ids) -> str:
+        return _decode(_tokenizer(self.trainer), ids)
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if several() and self._listens and not self._random:
+            self._random = _random_state(self.trainer.model)
         output = method(*args, **kwargs)
         if self._listens:
             self._safely(self._record_generation, args, kwargs, output)
@@ -233,12 +361,14 @@ class Recorder:
         if inputs is None:
             self._problems.append(f"{', '.join(beside)}: which part belongs to which prompt is not known")
             return
+        rows = []
         for number, row in enumerate(sequences.tolist()):
             completion, ended = cut_at_end(row[width:], ends)
             padded = (width, len(row) - width)
             source = number // copies
             row = Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source])
-            self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+        self._take(rows)
 
     def _ends_in_padding(self, row: Row) -> bool:
         """Whether a completion was cut behind the padding's token, drawn as a word."""
@@ -256,10 +386,14 @@ class Recorder:
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
         known = len(self._batches)
+        if not self._micros:
+            self._adapting = entropy_coefficient(self.trainer)
         try:
             result = method(*args, **kwargs)
         finally:
             self._inside = False
+        if self.algorithm.is_paired:  # it calls no compute_loss
+            self._safely(self._record_micro, None, known)
         self._safely(self._keep_old, known)
         return result
 
@@ -277,7 +411,7 @@ class Recorder:
         """
         micro, self._micros = self._micros, self._micros + 1
         ids = _ids_of(inputs)
-        if ids is None:  # trl 0.14 generates in compute_loss: the micro-batch is what came of it
+        if ids is None:  # completions are drawn where they are trained on: the micro-batch is what came of it
             for batch in self._batches[known:]:
                 batch.trained = dict.fromkeys(range(len(batch.rows)), micro)
             return
@@ -285,6 +419,7 @@ class Recorder:
         for batch in reversed(self._batches):
             for place, row in enumerate(batch.rows):
                 where.setdefault((row.prompt, row.completion), []).append((batch, place))
+        elsewhere = {completion for _, completion in where}
         for prompt, completion in ids:
             lengths = range(len(completion), -1, -1)  # it may be padded behind its end
             places = next(filter(None, (where.get((prompt, completion[:length])) for length in lengths)), [])
@@ -295,11 +430,14 @@ class Recorder:
                 batch.used.add(place)
                 batch.trained[place] = micro
             elif unused:
+                batch, place = unused[0]
+                batch.used.add(place)
                 self._problems.append("the step trains on a generation in more than one iteration")
             else:
                 self._open.append(micro)
                 self._again += bool(places)
                 self._unknown += not places
+                self._moved += not places and any(completion[:length] in elsewhere for length in lengths[:-1])
         if self._batches:
             batch = self._batches[-1]
             batch.slices += 1
@@ -314,20 +452,12 @@ class Recorder:
         return getattr(self.trainer.args, "steps_per_generation", None) or 1
 
     def _clip(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.wanted(self.trainer.state.global_step + 1):
+        if self.engine is None and self.wanted(self.trainer.state.global_step + 1):
             self._safely(self._keep_gradient)
         return method(*args, **kwargs)
 
     def _keep_gradient(self) -> None:
-        self._gradient = self._take_gradient()
-
-    def _take_gradient(self, copy: bool = True) -> Gradient:
-        gradient = {}
-        for name, parameter in self.trainer.model.named_parameters():
-            if parameter.requires_grad:
-                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                gradient[name] = grad.detach().to(torch.float32, copy=copy)
-        return gradient
+        self._gradient = _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
 
     # what is made of it
 
@@ -336,40 +466,96 @@ class Recorder:
         count, number = len(asked.rewards[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
         temperature, self._temperature = self._temperature, None
+        random, self._random = self._random, 0
         problems: list[str] = []
         if any(len(values) != count for values in asked.rewards.values()):
             problems.append("the reward functions returned different numbers of rewards")
-        if len(drawn) != count:
-            drawn = self._find_drawn(drawn, asked, count)
+        wrong, self._turns = self._turns, []
+        if len(drawn) != count or any(row.given for row in drawn):
+            every, drawn = drawn, self._find_drawn(drawn, asked, count)
             if len(drawn) != count:
                 said = "the completions that reward functions were given are not those that were drawn"
                 problems += self._problems or [said]  # what was not recorded is the reason
+                if line := turns.rendered_anew(every, self._decode):
+                    wrong.append((turns.RENDERED, line))
         if problems:
-            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, []))
+            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, [], wrong=wrong))
             return
-        groups, problem = _groups(drawn, asked.given("prompts"), int(self.trainer.num_generations))
+        drawn = turns.pad_alike(drawn)
+        groups, problem = [0] * count, None  # of several processes they are told when all rows are there
+        if not several():
+            prompts = [*asked.given("prompts")]
+            if len(prompts) != count:
+                prompts = [row.prompt for row in drawn]
+            groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
+            if problem and self._mixes(prompts):
+                wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
+                problem = "an advantage is defined among completions of one prompt"
+        rewards = list(zip(*(asked.rewards[index] for index in range(len(self.functions)))))
+        texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(
-                drawn, zip(*(asked.rewards[index] for index in range(len(self.functions)))), groups
-            )
+            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
         ]
-        problems, texts = [problem] if problem else [], self._other_texts(rows, asked.given("completions"))
-        self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, texts, temperature))
+        problems = [problem] if problem else []
+        now = self.trainer.state.global_step
+        self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random, wrong))
+
+    def _mixes(self, prompts: Sequence[Any]) -> bool:
+        """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
+
+        A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
+        """
+        size, kind = group_size(self.trainer), type(self.trainer)
+        scores = getattr(kind, "_generate_and_score_completions", None)
+        if size < 2 or not getattr(scores, "__module__", "").startswith("trl.") or self._rolls_out():
+            return False
+        groups = [list(map(str, prompts[place : place + size])) for place in range(0, len(prompts), size)]
+        return all(len(set(group)) == size for group in groups)
+
+    def _rolls_out(self) -> bool:
+        names = ("rollout_func", "tools", "environment_factory", "environments")
+        return any(getattr(self.trainer, name, None) for name in names)
+
+    def _by_prompt(self, values: list[T]) -> list[T]:
+        """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
+        if not self.algorithm.is_paired:
+            return values
+        half = len(values) // 2
+        return [value for pair in zip(values[:half], values[half:]) for value in pair]
 
     def _find_drawn(self, drawn: list[Row], asked: RewardCalls, count: int) -> list[Row]:
         """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
-        left, found = list(drawn), []
-        for ids in asked.given("completion_ids"):
-            match = next((row for row in left if row.completion == tuple(ids)), None)
-            if match is not None:
-                left.remove(match)
-                found.append(match)
+        left, found = dict(enumerate(drawn)), []
+        for number, ids in enumerate(asked.given("completion_ids")):
+            own = tuple(ids)
+            places = sorted(
+                left, key=lambda place: place != number
+            )  # the order of the draws, where nothing speaks against
+            place = next((place for place in places if left[place].completion == own), None)
+            if place is None:  # a later turn is cut where a completion gets too long
+                begins = (place for place in places if left[place].given and left[place].completion[: len(own)] == own)
+                place = next(begins, None) if own else None
+            if place is not None:
+                found.append(self._cut(left.pop(place), len(own)))
         if len(found) == count:
             return found
         last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
         same = len(asked.given("completions")) == count and not self._other_texts(last, asked.given("completions"))
         return last if len(last) == count and same else []
+
+    def _cut(self, row: Row, length: int) -> Row:
+        """Return the beginning of a row."""
+        if length == len(row.completion):
+            return row
+        completion, scores = row.completion[:length], row.engine_logps
+        return dataclasses.replace(
+            row,
+            completion=completion,
+            ended=completion[-1] in self._ends(None),
+            given=frozenset(place for place in row.given if place < length),
+            engine_logps=None if scores is None else scores[:length],
+        )
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         """Return pairs of what was drawn and what was given, where these differ."""
@@ -394,23 +580,46 @@ class Recorder:
         lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
         steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
-        if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
-            given = pad_id(self.trainer), own_precision(self.trainer)
-            for batch in self._batches[known:]:
-                if batch.rows:
-                    temperature = batch.temperature or float(args.temperature)
-                    batch.rows = score_old(self.trainer.model, batch.rows, temperature, *given)
+        used_again = steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1))
+        penalized = self.algorithm.options(self.trainer).kl_in_reward and (used_again or self.wanted(now))
+        if not used_again and not penalized:
+            return
+        model, given = self.trainer.model, (pad_id(self.trainer), own_precision(self.trainer))
+        with whole(self.ranks, model, getattr(self.trainer, "ref_model", None) if penalized else None):
+            for batch in [each for each in self._batches[known:] if each.rows]:
+                temperature = batch.temperature or float(args.temperature)
+                scored = score_old(model, batch.rows, temperature, *given)
+                if penalized:
+                    with reference_of(self.trainer)() as reference:
+                        scored = with_kl(scored, score_old(reference, batch.rows, temperature, *given))
+                batch.rows = scored if used_again else [dataclasses.replace(row, old_logps=None) for row in scored]
 
     def evidence(self) -> Evidence:
-        """Return what is known of the step that ends now; to be asked before the optimizer steps."""
-        wrong = self._compare_given(self._gradient) if self._gradient else []
-        gradient = self._gradient or self._take_gradient()
+        """Return what is known of the step that ends now; to be asked before the optimizer steps.
+
+        Of several processes one that fails here must not leave the others waiting, so it has no evidence.
+        """
+        try:
+            return self._evidence()
+        except Exception as error:
+            if raises_own(error):
+                raise
+            return Evidence([], {}, [f"no evidence: {type(error).__name__}: {error}"], ranks=self.ranks)
+
+    def _evidence(self) -> Evidence:
+        clipped = self._gradient and self.engine is None  # an engine clips within its step
+        wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
+        gradient = self._gradient or _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
         problems = list(self._problems)
+        if loss_scale(self.trainer) != 1 and not all(bool(grad.isfinite().all()) for grad in gradient.values()):
+            problems.append("the scaled gradient is too large for 16 bits, so that the optimizer leaves this step out")
+        wrong += self._cast()
         if not self._batches:
             problems.append("no reward function was asked, or no tokens were drawn")
         if not self._micros:
             problems.append("the trainer's training_step did not call compute_loss")
         broken = [problem for batch in self._concerned() for problem in batch.problems]
+        wrong += dict.fromkeys(each for batch in self._concerned() for each in batch.wrong)
         problems += broken
         if not broken:  # else which rows are trained on is not known
             self._fill_open(problems, wrong)
@@ -427,6 +636,8 @@ class Recorder:
             problems.append("the completions are of an earlier step, whose policy was not recorded")
         if self._reference != self._fingerprint():
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
+        if self._astray:
+            wrong.append(("reference model", self._astray))
         texts = [pair for batch in batches for pair in batch.texts]
         said = ""
         if texts:
@@ -438,15 +649,48 @@ class Recorder:
         if len(temperatures) > 1:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
-        return Evidence(rows, gradient, problems, wrong, said, [batch.asked for batch in batches], temperature)
+        asked, random = [batch.asked for batch in batches], [batch.random for batch in batches]
+        given = problems, wrong, said, asked, temperature, random, self._adapting, self._not_seen, self.ranks
+        return Evidence(rows, gradient, *given)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
         self._forget_step()
+        self._safely(self._follow_reference)
         for batch in self._batches:
             batch.trained = {}
             if batch.step < self._batches[-1].step:
                 batch.rows, batch.asked = [], RewardCalls()
+
+    def _cast(self) -> list[tuple[str, str]]:
+        """Return whether weights that are trained were cast to other numbers since the beginning."""
+        trained = {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
+        other = [name for name, each in trained.items() if self._dtypes.get(name, each.dtype) != each.dtype]
+        if not other:
+            return []
+        kinds = f"{self._dtypes[other[0]]} at the beginning, and are {trained[other[0]].dtype} now"
+        said = f"{len(other)} of {len(trained)} tensors that are trained were {kinds} ({other[0]} first)"
+        return [("weights cast to other numbers", said)]
+
+    def _follow_reference(self) -> None:
+        """Look whether the reference moved as `sync_ref_model` says, at the end of a step; it may from here on."""
+        args, before = self.trainer.args, self._sample
+        if not getattr(args, "sync_ref_model", False) or not before:
+            return
+        now, policy = self._sample_reference(), _sample(self.trainer.accelerator.unwrap_model(self.trainer.model))
+        step, every, share = self.trainer.state.global_step, args.ref_model_sync_steps, args.ref_model_mixup_alpha
+        due = share if step % every == 0 else 0.0
+        right = [(1 - due) * old + due * new for old, new in zip(before, policy, strict=True)]
+        if not all(torch.allclose(one, two, rtol=1e-2, atol=1e-6) for one, two in zip(now, right)):
+            asked = f"moves by {share:g} of the way to the policy" if due else "stays as it is"
+            self._astray = f"the reference model {asked} at step {step}, by sync_ref_model, and did otherwise"
+        self._sample, self._reference = now, self._fingerprint()
+
+    def _sample_reference(self) -> list[torch.Tensor]:
+        reference = getattr(self.trainer, "ref_model", None)
+        if reference is None or not getattr(self.trainer.args, "sync_ref_model", False):
+            return []
+        return _sample(self.trainer.accelerator.unwrap_model(reference))
 
     def _concerned(self) -> list[_Batch]:
         """Return the generations that this step trains on, or should."""
@@ -466,6 +710,10 @@ class Recorder:
         elif self._again:
             said = f"{self._again} completions are trained on again before others of their generation are trained on"
             wrong.append(("completions trained on twice", said))
+        elif self._moved:
+            said = f"{self._moved} completions are trained on behind other prompts than they were drawn behind"
+            wrong.append(("completions of other prompts", said))
+            problems.append("completions are not those of their prompts")
         elif self._unknown:
             problems.append("the trainer trains on tokens that are not those that were drawn, on a part of them")
         elif self._left:
@@ -476,7 +724,7 @@ class Recorder:
         most, size = self.trainer.args.max_grad_norm, norm(gradient)
         if not most or not size or not math.isfinite(size):
             return []
-        apart, right = measure_apart(self._take_gradient(copy=False), gradient), min(1.0, most / size)
+        apart, right = measure_apart(full_gradient(self.trainer, copy=False), gradient), min(1.0, most / size)
         if apart.cosine > 1 - COSINE and abs(apart.size / right - 1) < SIZE:
             return []
         said = f"the optimizer is given another gradient than the clipped one: {apart} where {right:.3g} is right"
@@ -491,7 +739,26 @@ class Recorder:
         else:
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
-        return [int(each.detach().view(_INTEGERS[each.element_size()]).sum(dtype=torch.int64)) for each in tensors]
+        return fingerprint(tensors)
+
+
+def _told_of_run() -> dict[str, Any]:
+    """Return what has to be the same in all processes of a run: releases, and the script."""
+    told: dict[str, Any] = {}
+    for name in ("torch", "transformers", "trl", "peft", "deepspeed"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            told[name] = importlib.metadata.version(name)
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None and pathlib.Path(script).is_file():
+        told["the script"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
+    return told
+
+
+def _random_state(model: nn.Module) -> int:
+    """Return a number for the state of the generator that tokens are drawn by."""
+    device = next(model.parameters()).device
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
+    return int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big")
 
 
 def _temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
@@ -524,14 +791,13 @@ def _ids_of(inputs: Any) -> list[tuple[Ids, Ids]] | None:
     return list(zip(prompts, (tuple(row) for row in inputs["completion_ids"].tolist())))
 
 
-def _groups(drawn: Sequence[Row], prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
+def _groups(prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
     """Return each row's group: `size` completions, one after another, of one prompt; and what speaks against it."""
-    keys: Sequence[Any] = prompts if len(prompts) == len(drawn) else [row.prompt for row in drawn]
-    groups = [place // size for place in range(len(drawn))]
-    for place in range(len(drawn)):
-        if keys[place] != keys[place - place % size]:
+    groups = [place // size for place in range(len(prompts))]
+    for place in range(len(prompts)):
+        if prompts[place] != prompts[place - place % size]:
             return groups, f"the completions of a prompt do not stand together in groups of {size}"
-    return groups, f"{len(drawn)} completions are no groups of {size}" if len(drawn) % size else None
+    return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else None
 
 
 def _plain_text(completion: Any) -> str | None:
@@ -542,6 +808,26 @@ def _plain_text(completion: Any) -> str | None:
         content = completion[0].get("content")
         return content if isinstance(content, str) else None
     return None
+
+
+def reference_of(trainer: Any) -> Reference:
+    """Return what gives the reference model for a block: the trainer's own, else the policy without its adapters.
+
+    In this order trl asks for it too: 0.14 keeps a copy of a policy that came with its adapter.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+
+    @contextlib.contextmanager
+    def reference() -> Iterator[nn.Module]:
+        if getattr(trainer, "ref_model", None) is not None:
+            yield trainer.accelerator.unwrap_model(trainer.ref_model)
+        elif getattr(model, "peft_config", None):
+            with without_adapters(model):
+                yield model
+        else:
+            raise ValueError("beta is not 0, and the trainer has no reference model")
+
+    return reference
 
 
 def precisions(trainer: Any) -> set[str]:
@@ -555,7 +841,22 @@ def own_precision(trainer: Any) -> Precision | None:
     """Return the numbers that the trainer computes in; None where they are float32."""
     narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in trainer.model.parameters())
     autocast = torch.bfloat16 if "bf16" in precisions(trainer) else None
-    return Precision(False, autocast, padded=True) if narrow or autocast else None
+    if "fp16" in precisions(trainer) and getattr(trainer.accelerator, "native_amp", False):  # accelerate: not on a CPU
+        autocast = torch.float16
+    return Precision(False, autocast, padded=True, scale=loss_scale(trainer)) if narrow or autocast else None
+
+
+def loss_scale(trainer: Any) -> float:
+    """Return what the loss is multiplied with before the backward pass, for numbers of 16 bits."""
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return float(scaler.get_scale()) if scaler is not None else 1.0
+
+
+def entropy_coefficient(trainer: Any) -> tuple[float, bool] | None:
+    """Return the weight of the entropy as a step begins, and whether it counts; None where it does not adapt."""
+    if not getattr(trainer.args, "use_adaptive_entropy", False):
+        return None
+    return float(trainer.entropy_coef), trainer._last_world_entropy <= trainer.args.entropy_target
 
 
 def pad_id(trainer: Any) -> int:
@@ -576,6 +877,19 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decode = tokenizer.decode if backend is None else backend.decode
     return str(decode(list(ids), skip_special_tokens=True))
+
+
+def _scaled(gradient: Gradient, factor: float) -> Gradient:
+    return gradient if factor == 1 else {name: grad * factor for name, grad in gradient.items()}
+
+
+def _sample(model: nn.Module) -> list[torch.Tensor]:
+    """Return a few numbers of each tensor of a model, copied to the CPU."""
+    return [each.detach().reshape(-1)[:SAMPLE].float().cpu().clone() for each in model.parameters()]
+
+
+def _tensor(scores: Sequence[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)
 
 
 def _tokenizer(trainer: Any) -> Any:

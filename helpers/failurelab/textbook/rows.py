@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+Ids = tuple[int, ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -22,9 +24,16 @@ class Row:
         old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
             None: under this one, so that every ratio is 1.
         old_rounded: the same in the trainer's own numbers, where these are narrower than float32.
+        kl: of the completion, log(policy / reference) of the policy that drew it, over its tokens; where that is a part
+            of the reward.
+        kl_rounded: the same in the trainer's own numbers, where these are narrower than float32.
+        rank: of the process that drew it and trains on it.
+        here: whether that is this process, which computes it; the others' count in advantages and divisors.
         inputs: what else the model was given for the prompt, such as images, by name: of one dimension, a number for
             each token of the prompt; else its slices along the first one.
         given: places in the completion of tokens that an environment gave: they are read, and not trained on.
+        engine_logps: log-probabilities (tokens,) of the completion by the engine that drew it, NaN where it told none;
+            None: it told nothing, or the policy itself drew.
         ends_in_padding: whether it was cut behind a padding token that was drawn as a word.
     """
 
@@ -39,7 +48,12 @@ class Row:
     old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
+    engine_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     ends_in_padding: bool = False
+    kl: float = 0.0
+    kl_rounded: float | None = None
+    rank: int = 0
+    here: bool = True
     inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def length(self) -> int:
@@ -57,10 +71,12 @@ class Scoring:
         padded: prompts are padded on the left, completions on the right, as in generation.
         attend_padding: the padding is attended to as if it were text.
         from_prompt: completions are scored by the first rows of the padded prompt.
-        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `rolled`, `rolled back`, `padding`,
-            `all`.
+        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `no end` (the last one where it ends
+            the completion), `rolled`, `rolled back`, `padding`, `all`.
         mask_attends: only the tokens of the completion that are scored are attended to.
-        environment: tokens that an environment gave are trained on too.
+        mask: which mask says what an environment gave: the right one, `none`, or it `to the right` or `to the left` by
+            one, or `opposite`.
+        counted: tokens that an environment gave count in the divisor.
         pad: token id of the padding, which matters where it is attended to or scored.
     """
 
@@ -71,8 +87,19 @@ class Scoring:
     from_prompt: bool = False
     tokens: str = "completion"
     mask_attends: bool = False
-    environment: bool = False
+    mask: str = "right"
+    counted: bool = False
     pad: int = 0
+
+    def given(self, row: Row) -> frozenset[int]:
+        """Return the places in a completion that are not trained on."""
+        length = len(row.completion)
+        if self.mask == "opposite":
+            return frozenset(range(length)) - row.given
+        if self.mask == "none":
+            return frozenset()
+        shift = {"right": 0, "to the right": 1, "to the left": -1}[self.mask]
+        return frozenset((place + shift) % length for place in row.given)
 
 
 @dataclasses.dataclass
@@ -109,6 +136,7 @@ def lay_out(row: Row, scoring: Scoring) -> Layout:
         "completion": list(range(start, end)),
         "no first": list(range(start + 1, end)),
         "no last": list(range(start, end - 1)),
+        "no end": list(range(start, end - row.ended)),
         "rolled": list(range(start + 1, end + 1)) if right else list(range(start, end)),
         "rolled back": [*range(start, end - 1), len(ids) - 1],
         "padding": list(range(start, end + right)),

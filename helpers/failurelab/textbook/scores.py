@@ -63,13 +63,22 @@ def score(
         logps.append(nn.functional.pad(distribution.gather(-1, wanted[:, None])[:, 0], (0, rest)))
         if entropy:
             entropies.append(nn.functional.pad(-(distribution.exp() * distribution).sum(-1), (0, rest)))
-        given = () if scoring.environment else rows[number].given
+        given = scoring.given(rows[number])
         mask.append([float(place - layout.start not in given) for place in layout.places] + [0.0] * rest)
     return Scores(
         torch.stack(logps),
         torch.stack(entropies) if entropy else torch.empty(0, device=logits.device),
         torch.tensor(mask, device=logits.device),
     )
+
+
+def router_loss(forward: Callable[..., torch.Tensor], rows: Sequence[Row], scoring: Scoring) -> torch.Tensor:
+    """Return the loss that a mixture of experts gives for its routers over all tokens of some rows."""
+    layouts = [lay_out(row, scoring) for row in rows]
+    length = max(len(layout.ids) for layout in layouts)
+    ids = [layout.ids + [scoring.pad] * (length - len(layout.ids)) for layout in layouts]
+    attended = [layout.attended + [False] * (length - len(layout.ids)) for layout in layouts]
+    return forward(ids, attended, 1, _gather_inputs(rows, layouts, length), router=True)
 
 
 def _gather_inputs(rows: Sequence[Row], layouts: Sequence[Layout], length: int) -> dict[str, torch.Tensor]:

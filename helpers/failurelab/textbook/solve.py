@@ -111,7 +111,13 @@ class _Unknown:
 
 
 def solve(
-    model: nn.Module, step: Step, tally: Tally, theirs: Gradient, precision: Precision, pad: int
+    model: nn.Module,
+    step: Step,
+    tally: Tally,
+    theirs: Gradient,
+    precision: Precision,
+    pad: int,
+    add: Callable[[Callable[[], Gradient]], Gradient] = lambda work: work(),
 ) -> list[Solution]:
     """Return the solutions by rows and by places, that which leaves less first; none where there is nothing to solve.
 
@@ -122,6 +128,7 @@ def solve(
         theirs: the trainer's gradient.
         precision: the numbers that the trainer computes in.
         pad: token id of the padding.
+        add: over the processes that train together, what the rows of each give.
     """
     slopes = _whole_rows(step, tally)
     systems = [_of_rows(step, slopes), _of_places(step, slopes)]
@@ -141,10 +148,15 @@ def solve(
                 return _pull_back(scores, [leaves[name] for name in names], cotangents(part, scores.logps), model)
 
             parts = [result for _, result in in_parts(model, step, work)]
-        return [torch.stack(each).sum(0) for each in zip(*parts)]
+        count = len(cotangents(range(0), torch.zeros(0, 1)))
+        none = [theirs[name].new_zeros(count, *theirs[name].shape) for name in names]
+        return [torch.stack(each).sum(0) for each in zip(*(parts or [none]))]
+
+    def run_all(names: Sequence[str], cotangents: Callable[[range, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        return list(add(lambda: dict(zip(names, run(names, cotangents)))).values())
 
     unknowns = [unknown for system in systems for unknown in system]
-    grads = run(names, lambda part, logps: torch.stack([_spread(each.slopes, part, logps) for each in unknowns]))
+    grads = run_all(names, lambda part, logps: torch.stack([_spread(each.slopes, part, logps) for each in unknowns]))
     columns = torch.cat([grad.flatten(1) for grad in grads], 1).T.double().cpu()  # (elements, unknowns)
     target = torch.cat([theirs[name].flatten() for name in names]).double().cpu()
     every = max(1, len(target) // SAMPLE)
@@ -161,7 +173,7 @@ def solve(
     for weight, unknown in zip(best.weights, system):
         for number, slope in unknown.slopes.items():
             total[number] = total.get(number, 0.0) + weight.solved * slope
-    whole = run(list(theirs), lambda part, logps: _spread(total, part, logps)[None])
+    whole = run_all(list(theirs), lambda part, logps: _spread(total, part, logps)[None])
     rest = measure_apart(theirs, {name: grad[0].float() for name, grad in zip(theirs, whole)}).distance
     return [dataclasses.replace(best, rest=rest), other]
 
@@ -261,8 +273,10 @@ def _of_rows(step: Step, slopes: Sequence[torch.Tensor]) -> list[_Unknown]:
     usual = float(step.weights[step.weights > 0].mean()) if (step.weights > 0).any() else 1.0
     unknowns = []
     for same in numbers.values():
-        first, own = same[0], _own(_places(step.rows[same[0]]))
-        total = sum((slopes[number] for number in same), torch.zeros_like(slopes[first]))
+        first = max(same, key=lambda number: len(slopes[number]))  # batches pad the same tokens to other lengths
+        own, total = _own(_places(step.rows[first])), torch.zeros_like(slopes[first])
+        for number in same:
+            total[: len(slopes[number])] += slopes[number]
         mean = float(total[own].mean()) if own else 0.0
         coefficient = math.copysign(float(total[own].square().mean().sqrt()) if own else 0.0, mean)
         weight = float(step.weights[same].mean()) or usual
@@ -330,6 +344,10 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
         factors, _ = least_squares(parts.double(), target)
         close = dict(zip(known, (parts.double() @ factors).tolist()))
         if len(known) >= 2 * len(kinds) > 2 and holds(close):
+            if of == "micro-batch" and (dropped := _dropped(rows, kinds, factors.tolist())):
+                return "one rank's batch dropped", dropped
+            if of == "group" and step.definition.together > 1:  # a term's rows, whose weights depend on each other
+                name = ""
             return name, f"the rows of each {of} have their weight times {_list(f'{factor:.3g}' for factor in factors)}"
     single = [each for each in off if len(each.rows) == 1]
     sources = [int((step.advantages - each.solved).abs().argmin()) for each in single]
@@ -340,6 +358,20 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
         told = _list(each.name for each in single), _list(f"row {number + 1}" for number in sources)
         return "other rows' advantages", "rows {} were given the weights of rows {}".format(*told)
     return "", f"rows have other weights: {_table(off)}"
+
+
+def _dropped(rows: Sequence[Row], micros: Sequence[Any], factors: Sequence[float]) -> str:
+    """Return which ranks' micro-batches have no weight, where all others have theirs; "" where it is not so."""
+    ranks: dict[Any, int] = {row.micro: row.rank for row in rows}
+    lost = [micro for micro, factor in zip(micros, factors) if abs(factor) < OFF]
+    whole = all(abs(factor - 1) < OFF for factor in factors if abs(factor) >= OFF)
+    if len(set(ranks.values())) < 2 or not lost or not whole:
+        return ""
+    own = [
+        f"{sorted(m for m in ranks if ranks[m] == ranks[micro]).index(micro) + 1} of rank {ranks[micro]}"
+        for micro in lost
+    ]
+    return f"micro-batch {_list(own)} has no weight"
 
 
 def _say_places(solution: Solution) -> tuple[str, str]:

@@ -8,26 +8,37 @@ order, and a later one only where the one before named nothing:
 1. tensors without gradient,
 2. other scores of the right tokens,
 3. the right direction, or the opposite one, times a factor,
-4. any other suspect, as it is or times a constant factor,
-5. other weights of the rows, or of places in them.
+4. of several processes, other weights of the ranks' parts,
+5. any other suspect, as it is or times a constant factor,
+6. other weights of the rows, or of places in them.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from failurelab.textbook.apart import NAMES, Apart, Floor, measure_apart, norm
-from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, k3, weighted_sum
+from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, engine_weight, k3, weighted_sum
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, OutOfMemory, Precision, Step, Tally
+from failurelab.textbook.ranks import ALONE, Ranks
 from failurelab.textbook.rows import Row, Scoring
 from failurelab.textbook.solve import Solution, say, solve
+from failurelab.textbook.together import (
+    DIVIDED,
+    OF_ONE,
+    SUMMED,
+    advantages_between,
+    name_factors,
+    tokens_of,
+)
 
 MISSING = "tensors without gradient"
+ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
 CONTROLS = ("scores shifted by one", "rows of the prompt", "no attention mask", "temperature")
 When = Callable[[Sequence[Row], Options], bool]
 
@@ -52,7 +63,8 @@ class Suspect:
 
     def replace(self, definition: Definition) -> Definition:
         """Return a definition with this mistake in it."""
-        return dataclasses.replace(definition, **self.change)
+        change: dict[str, Any] = dict(self.change)
+        return dataclasses.replace(definition, **change)
 
 
 def _scored(temperature: float | None = None, **otherwise: Any) -> dict[str, Callable[..., Any]]:
@@ -76,6 +88,25 @@ def _is_old(rows: Sequence[Row], options: Options) -> bool:
 
 def _is_cut(rows: Sequence[Row], options: Options) -> bool:
     return options.top_entropy_quantile < 1
+
+
+def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
+    return any(row.ended for row in rows) and not all(row.ended for row in rows)
+
+
+def _is_weighed(rows: Sequence[Row], options: Options) -> bool:
+    return options.engine_weight is not None
+
+
+def _weighed(mode: str) -> dict[str, Callable[..., Any]]:
+    def weight(difference: torch.Tensor, mask: torch.Tensor, options: Options) -> torch.Tensor:
+        return engine_weight(difference, mask, dataclasses.replace(options, engine_weight=mode))
+
+    return {"engine_weight": weight}
+
+
+def _is_mixed(rows: Sequence[Row], options: Options) -> bool:
+    return any(row.given for row in rows)
 
 
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
@@ -114,13 +145,19 @@ OTHERS = (
     Suspect("mask shifted", "by one to the left", _scored(tokens="rolled back", mask_attends=True)),
     Suspect("first token left out", "", _scored(tokens="no first", mask_attends=True)),
     Suspect("last token left out", "", _scored(tokens="no last", mask_attends=True)),
+    Suspect("last token left out", "where it is the end", _scored(tokens="no end", mask_attends=True), _is_cut_short),
     Suspect("padding is trained on", "", _scored(tokens="padding", mask_attends=True)),
+    Suspect("the environment's tokens are trained on", "", _scored(mask="none"), _is_mixed, "unsloth #5673"),
     Suspect(
         "the environment's tokens are trained on",
-        "",
-        _scored(environment=True),
-        lambda rows, options: any(row.given for row in rows),
+        "and count in the divisor",
+        _scored(mask="none", counted=True),
+        _is_mixed,
         "unsloth #5673",
+    ),
+    *(
+        Suspect("the environment's mask", line, _scored(mask=line), _is_mixed, "TRL #5144")
+        for line in ("to the right", "to the left", "opposite")
     ),
     Suspect(
         "completions without any reward",
@@ -158,8 +195,28 @@ OTHERS = (
             "opposite sign": lambda entropies, counts: -(entropies / counts).sum(),
         }.items()
     ),
+    *(
+        Suspect("the routers' loss", line, {"router": router}, lambda rows, options: bool(options.router_aux_loss_coef))
+        for line, router in {
+            "left out": lambda loss, micros: 0 * loss,
+            "opposite sign": lambda loss, micros: -loss / micros,
+            "added for each micro-batch": lambda loss, micros: loss,
+        }.items()
+    ),
     Suspect("top_entropy_quantile", "left out", {"quantile": lambda options: 1.0}, _is_cut),
     Suspect("top_entropy_quantile", "of 1", {"quantile": lambda options: 1 - options.top_entropy_quantile}, _is_cut),
+    *(
+        Suspect("the engine's weights", line, {"engine_weight": weight}, _is_weighed)
+        for line, weight in {
+            "left out": lambda difference, mask, options: torch.ones_like(mask),
+            "upside down": lambda difference, mask, options: engine_weight(-difference, mask, options),
+            "without bounds": lambda difference, mask, options: engine_weight(difference, mask, _unbound(options)),
+        }.items()
+    ),
+    *(
+        Suspect("the engine's weights", f"by {mode}", _weighed(mode), _is_weighed)
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    ),
     Suspect("ratio", "always 1", {"log_ratio": lambda difference, *_: difference - difference.detach()}, _is_old),
     *(
         Suspect("clipping", line, {"objective": objective}, _is_old)
@@ -174,6 +231,25 @@ OTHERS = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Suspects:
+    """What is looked for with one algorithm.
+
+    Attributes:
+        scores: other scores of the right tokens.
+        others: all else.
+        factors: names, lines and sizes of a gradient that is the right one times a factor, by rows and options.
+        opposite: what a gradient of the opposite direction is called, by what the definition's pass saw.
+        fitted: suspects with a number of their own, that the trainer's gradient is fitted by; they need a search.
+    """
+
+    scores: tuple[Suspect, ...] = SCORES
+    others: tuple[Suspect, ...] = OTHERS
+    factors: Callable[[Sequence[Row], Options], Iterable[tuple[str, str, float]]] = lambda rows, options: ()
+    opposite: Callable[[Tally], str] = lambda tally: "opposite sign"
+    fitted: Callable[["Search"], Sequence[Suspect]] = lambda search: ()
+
+
 def _scored_zero(rewards: torch.Tensor) -> torch.Tensor:
     return rewards.masked_fill(rewards.isnan().all(1, keepdim=True), 0.0)
 
@@ -181,6 +257,10 @@ def _scored_zero(rewards: torch.Tensor) -> torch.Tensor:
 def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
     total = weighted_sum(rewards, rewards.isnan().all(1), options)
     return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
+
+
+def _unbound(options: Options) -> Options:
+    return dataclasses.replace(options, engine_bounds=(-math.inf, math.inf))
 
 
 def _swapped(options: Options) -> Options:
@@ -227,7 +307,10 @@ class Search:
         gradient: gives the expected gradient of a definition.
         pad: token id of the padding.
         precision: of the trainer's numbers, or exact ones.
-        accumulated: micro-batches that were asked for.
+        accumulated: micro-batches that were asked for, of a process.
+        ranks: the processes that train together.
+        part: gives this process's part of the expected gradient.
+        suspects: of the trainer's algorithm.
     """
 
     model: nn.Module
@@ -240,6 +323,9 @@ class Search:
     pad: int = 0
     precision: Precision = EXACT
     accumulated: int = 1
+    ranks: Ranks = ALONE
+    part: Callable[..., Gradient] = dict
+    suspects: Suspects = Suspects()
 
     @property
     def near(self) -> float:
@@ -256,20 +342,22 @@ class Search:
         """
         if missing := self._missing(ours):
             return missing
-        tried = self._try(SCORES, ours)
+        tried = self._try(self.suspects.scores, ours)
         explanation = self._choose(tried, apart.distance)
         if self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
-            return dataclasses.replace(explanation or self._factor(apart), tried=_nearest(tried))
+            return dataclasses.replace(explanation or self._factor(apart, tried, tally), tried=_nearest(tried))
+        explanation = explanation or self._of_ranks()
         # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
         if explanation is None or _is_old(self.rows, self.options):
-            tried = sorted([*tried, *self._try(OTHERS, ours)], key=lambda fit: fit.apart.distance)
+            more = [*self.suspects.others, *self.suspects.fitted(self), *self._between_ranks()]
+            tried = sorted([*tried, *self._try(more, ours)], key=lambda fit: fit.apart.distance)
             explanation = self._choose(tried, apart.distance)
         explanation = explanation or self._with_factor(tried)
-        if explanation and explanation.named in {suspect.name for suspect in SCORES}:
+        if explanation and explanation.named in {suspect.name for suspect in self.suspects.scores}:
             return dataclasses.replace(explanation, tried=_nearest(tried))  # other scores: their weights tell nothing
         step = Step(self.rows, self.options, self.definition)
         try:
-            solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad))
+            solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad, self.ranks.add))
         except OutOfMemory:
             solved = ()
         if explanation is None and solved and solved[0].rest <= self.near and solved[0].off:
@@ -294,12 +382,38 @@ class Search:
             return Explanation(MISSING, f"Named: {MISSING} ({len(empty)} of {len(ours)}, {empty[0]} first).")
         return None
 
-    def _factor(self, apart: Apart) -> Explanation:
-        """Return the explanation that the definition's gradient is multiplied by a constant."""
+    def _factor(self, apart: Apart, tried: Sequence[Fit], tally: Tally) -> Explanation:
+        """Return the explanation that the definition's gradient is multiplied by a constant.
+
+        A suspect that comes nearer as it is than the definition does with a size of its own is at least as likely: a
+        temperature that is left out is nearly a factor, where the model hardly knows what comes next.
+        """
         if apart.cosine < 0:
-            return _say([Fit("opposite sign", "", apart, 1.0 if self._is_one(apart.size) else apart.size)], "direction")
+            factor = 1.0 if self._is_one(apart.size) else apart.size
+            return _say([Fit(self.suspects.opposite(tally), "", apart, factor)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
-        return _say(fits or [Fit("constant factor", "", apart, apart.size)], "direction")
+        fits = [*[fit for fit in tried if fit.apart.distance < _beside(apart)], *fits]
+        if not fits:  # a number that is a factor here may have a name, too
+            fits = [Fit("constant factor", "", apart, apart.size)]
+            fits += [Fit(suspect.name, suspect.line, apart, apart.size) for suspect in self.suspects.fitted(self)]
+        return _say(fits, "direction")
+
+    def _of_ranks(self) -> Explanation | None:
+        """Return the explanation that the parts of the ranks were not added up alike."""
+        if self.ranks.count == 1:
+            return None
+        factors, rest = self.ranks.factors(self.part, self.theirs)
+        if rest > self.near:
+            return None
+        name, line = name_factors(factors, tokens_of(self.rows, self.options), self._is_one)
+        return Explanation(name, f"Named: {name}: {line}.") if name else None
+
+    def _between_ranks(self) -> list[Suspect]:
+        """Return suspects that there are with several processes alone."""
+        if self.ranks.count == 1:
+            return []
+        functions = advantages_between(self.rows, self.definition)
+        return [Suspect("advantages mixed between ranks", line, {"advantages": own}) for line, own in functions]
 
     def _is_one(self, size: float) -> bool:
         return self.floor.holds(Apart(1.0, size, 0.0))
@@ -307,11 +421,22 @@ class Search:
     def _factors(self) -> Iterator[tuple[str, str, float]]:
         """Yield factors that have a name: what micro-batches and generations may be divided by."""
         trained = [row for row in self.rows if row.micro is not None]
-        count, every = len({row.micro for row in trained}), sum(row.length() for row in self.rows)
+        ranks = len({row.rank for row in trained})
+        count, every = len({row.micro for row in trained}) // ranks, sum(row.length() for row in self.rows)
         share = sum(row.length() for row in trained) / max(1, every)
         generations = len({row.batch for row in trained})
+        yield from self.suspects.factors(self.rows, self.options)
         by_tokens = self.options.loss_type in ("dapo", "cispo")
         of_generation = share < 1 and by_tokens
+        if ranks > 1:
+            yield SUMMED, "", float(ranks)
+            if not of_generation or abs(share * ranks - 1) > ALIKE:  # by as much, with as many steps as ranks
+                yield DIVIDED, "", 1 / ranks
+            tokens = tokens_of(self.rows, self.options)
+            for rank, own in enumerate(tokens):
+                if by_tokens and own and share == 1 and not self._is_one(sum(tokens) / (ranks * own)):
+                    yield OF_ONE, f"rank {rank}'s, times {ranks}", sum(tokens) / (ranks * own)
+                    yield OF_ONE, f"rank {rank}'s", sum(tokens) / own
         if generations > 1 and by_tokens:  # each divided by its own, as trl 0.22 to 1.9 do
             yield "divided by the tokens of the generation", "each by its own", float(generations)
         if of_generation:
@@ -337,7 +462,7 @@ class Search:
     def plant(self, ours: Gradient) -> dict[str, Apart]:
         """Return how far planted mistakes lie from the definition's gradient, `ours`: the first of each of CONTROLS."""
         planted = {"opposite sign": measure_apart({name: -grad for name, grad in ours.items()}, ours)}
-        for suspect in SCORES:
+        for suspect in self.suspects.scores:
             if suspect.name in CONTROLS and suspect.name not in planted:
                 other = self._gradient_of(suspect)
                 if other is not None:

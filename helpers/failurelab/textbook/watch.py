@@ -1,12 +1,15 @@
 """Compare steps of a trainer from outside: attached before `train()`, taken back at the end of the block."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from failurelab.textbook.comparison import Comparison, compare_step, not_grpo
+from failurelab.textbook.algorithms import no_textbook
+from failurelab.textbook.comparison import Comparison, compare_step
 from failurelab.textbook.fields import Options
+from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import Recorder
 
 
@@ -14,7 +17,7 @@ class Watch(TrainerCallback):
     """Compares the gradients of some optimizer steps; `reports` has one Comparison for each.
 
     Args:
-        trainer: a GRPO trainer that does not train yet.
+        trainer: one that does not train yet, of an algorithm that there is a definition of.
         steps: numbers of the optimizer steps, from 1.
         with_suspects: look for what explains a gradient that is wrong.
         variants: other options to compare with too, by name.
@@ -32,6 +35,7 @@ class Watch(TrainerCallback):
         self.with_suspects, self.variants = with_suspects, variants
         self.reports: list[Comparison] = []
         self._recorder: Recorder | None = None
+        self._attached = contextlib.ExitStack()
 
     @property
     def report(self) -> Comparison:
@@ -39,23 +43,37 @@ class Watch(TrainerCallback):
         return self.reports[-1] if self.reports else Comparison("NOT CHECKED", "no step of those was reached")
 
     def __enter__(self) -> "Watch":
-        reason = not_grpo(self.trainer)
+        reason = no_textbook(self.trainer)
         if reason is not None:
             self.reports.append(Comparison("NOT CHECKED", reason))
             return self
         self._recorder = Recorder(self.trainer, self.steps.__contains__)
         self._recorder.attach()
         self.trainer.add_callback(self)
+        self._attached.callback(self._recorder.detach)
+        self._attached.callback(self.trainer.remove_callback, self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._attached.close()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Meet the other processes."""
         if self._recorder is not None:
-            self._recorder.detach()
-            self.trainer.remove_callback(self)
+            try:
+                self._recorder.begin(self._compare)
+            except RanksApart as error:
+                self.reports.append(Comparison("NOT CHECKED", str(error)))
+                self._recorder.detach()
+                self._recorder = None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Compare."""
-        if self._recorder is not None and state.global_step + 1 in self.steps:
+        """Compare, where no engine has stepped by itself."""
+        if self._recorder is not None and self._recorder.engine is None:
+            self._compare()
+
+    def _compare(self) -> None:
+        if self._recorder is not None and self.trainer.state.global_step + 1 in self.steps:
             self.reports.append(
                 compare_step(
                     self.trainer,

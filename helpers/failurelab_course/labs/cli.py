@@ -21,7 +21,6 @@ from failurelab_course.labs import exercise as lab_work
 from failurelab_course.labs import progress as lab_state
 from failurelab_course.labs import report as lab_report
 from failurelab_course.labs import verify as labs
-from failurelab_course.labs.checker import client as check_client
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercises: repair a broken training script.")
 console = Console(highlight=False)
@@ -134,22 +133,6 @@ def reset(name: OneName) -> None:
     kept = lab_work.reset(lab)
     where = f"Yours is kept in labs/{lab.name}/{kept.name}." if kept else "It was unchanged."
     console.print(f"labs/{lab.name}/train.py is as it was at first. {where}")
-
-
-@app.command()
-def watch(name: Name = None, device: Device = "cpu") -> None:
-    """Check train.py each time you save it, until it passes."""
-    lab = _lab(name)
-    device = labs.resolved(device, lab)
-    try:
-        for row in lab_work.watch(lab, say=console.out, device=device):
-            _show(lab, row)
-    except KeyboardInterrupt:
-        console.print("The watch ended; your script is as you saved it.")
-        raise typer.Exit(1) from None
-    except check_client.EnvironmentBroken as error:
-        console.print(f"{labs.ENVIRONMENT} {error} {_DOCTOR}", style=outcomes.STYLES[labs.ENVIRONMENT])
-        raise typer.Exit(3) from None
 
 
 @app.command()

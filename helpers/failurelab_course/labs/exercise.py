@@ -1,4 +1,4 @@
-"""What a learner does with a lab: check it, take a hint, look at the solution, start over, watch it while editing.
+"""What a learner does with a lab: check it, take a hint, look at the solution, start over.
 
 A lab's `train.py` is the learner's to edit. It is made of `start.py` at first use, and again by `reset`, which keeps a
 copy of what was there; nothing else writes to it.
@@ -6,20 +6,15 @@ copy of what was there; nothing else writes to it.
 
 import ast
 import collections
-import contextlib
 import difflib
 import pathlib
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
 
 from failurelab_course import eras
 from failurelab_course.labs import progress as lab_state
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.definition import Lab, LabError, Script, WrongFix, copy_start, learner_script
-
-POLL = 0.3  # seconds between two looks at a file that is watched
 
 
 def next_lab(state: lab_state.State, after: str = "") -> Lab:
@@ -170,30 +165,3 @@ def reset(lab: Lab) -> pathlib.Path | None:
 
 
 _BACKUP = re.compile(r"train\.backup-(\d+)\.py")
-
-
-def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator[labs.ScriptOutcome]:
-    """Check `train.py` now and each time it is saved, for one import of its era; yield what is found, up to a PASS.
-
-    On a GPU each check imports anew.
-
-    Raises:
-        LabError: the lab does not use this device.
-        EnvironmentBroken: the era cannot be started, or its process ended.
-    """
-    say(f"importing the libraries of {lab.era} ...")
-    learner_script(lab)
-    with labs.checker(lab, device) as check:
-        seen = None
-        while True:
-            with contextlib.suppress(FileNotFoundError):  # an editor may replace it: look again
-                content = lab.train.read_bytes()
-                if content != seen:
-                    seen = content
-                    say("checking ...")
-                    row = keep_result(lab, check(lab.train))
-                    yield row
-                    if row.result == labs.PASS:
-                        return
-                    say(f"waiting for a change of labs/{lab.name}/train.py (Ctrl-C ends)")
-            time.sleep(POLL)

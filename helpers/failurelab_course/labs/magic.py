@@ -21,9 +21,6 @@ def lab_magic(line: str) -> None:
         eras.EraError: the course's own environment has not been made.
     """
     words = shlex.split(line)
-    if words[:1] == ["watch"]:
-        print("A watch would hold this notebook. Next: save train.py and run %lab check, or watch in a terminal")
-        return
     course = eras.find(eras.TODAY)
     process = subprocess.Popen(
         [str(course.python), "-m", "failurelab", "lab", *words],

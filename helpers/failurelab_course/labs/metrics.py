@@ -102,6 +102,11 @@ _STEP = {
     "beta": "weight of the KL term that the trainer was given",
     "other_texts": "boolean: the reward functions were given other texts than were drawn",
 }
+_RANKS = {
+    "ranks_cosine": "cosine between both processes' gradient and that of GRPO's definition, in the worse of two steps",
+    "ranks_size": "norm of that gradient over that of the definition's, in the worse of two steps",
+    "ranks_found": "text: what is wrong with a step whatever its gradient is, such as the same prompts on every rank",
+}
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
     "loop": _COMMON | _TRAINING | _ROLLOUTS,
@@ -112,6 +117,7 @@ _BY_KIND = {
     "node": _COMMON | PLACEMENT | NODE,
     "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
     "step": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _STEP,
+    "ranks": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _RANKS,
     "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
@@ -131,15 +137,17 @@ EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_witho
 EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
 EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
 EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts"}
+EARLY |= set(_RANKS)
 EARLY |= set(PLACEMENT)  # loaded, not trained
 EARLY_STEPS = 8  # the later of the steps that the kind `step` compares
-CAN_STOP = ("trainer", "loop", "logits", "policies", "step", "launch")  # kinds whose training can end there
+CAN_STOP = ("trainer", "loop", "logits", "policies", "step", "ranks", "launch")  # kinds whose training can end there
 DEVICES = ("cpu", "cuda")
 # Kinds that are measured on the CPU alone, and why.
 CPU_ONLY = {
     "zero3": "its ZeRO-3 engine is set up for the CPU",
     "placement": "its devices are simulated, the same on every machine",
     "node": "its node and GPUs are simulated, the same on every machine",
+    "ranks": "its two processes talk by gloo",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
 

@@ -9,12 +9,11 @@ Training is nearly all of the time. What some wrong fixes are declared to show i
 alone. Broken scripts and solutions are trained to their end.
 """
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from failurelab.failures import predicates
@@ -203,26 +202,6 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
         task = waiting.pop(answer["id"])
         _decide(task, answer)
         done(task.row)
-
-
-@contextlib.contextmanager
-def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], ScriptOutcome]]:
-    """Give a function that checks a script, as often as wanted, for one import of the lab's era.
-
-    Raises:
-        EnvironmentBroken: the era cannot be started.
-        LabError: the lab does not use this device.
-    """
-    if reason := cannot_run(lab, device):
-        raise LabError(reason)
-
-    def check_once(script: pathlib.Path) -> ScriptOutcome:
-        task = _Task(lab, script, ScriptOutcome(lab.name, CHECK, script.name, device=device))
-        _ask(server, {0: task}, done=lambda row: None)
-        return task.row
-
-    with check_client.start(lab.era, list(lab.needs), 1, device=device) as server:
-        yield check_once
 
 
 def _decide(task: _Task, answer: dict[str, Any]) -> None:

@@ -8,4 +8,3 @@ metrics = {"changed": changed, "trainable": len(started)}
 healed = changed == len(started)
 """
 LORA_RAISES = "element 0 of tensors does not require grad"
-UPGRADE = {"today": []}

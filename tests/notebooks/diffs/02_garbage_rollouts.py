@@ -20,8 +20,6 @@ healed = first > before - 0.05 and metrics["after"] > before + GAIN
 # An adapter learns less in sixty steps at this rate.
 LORA_MEASURE = MEASURE.replace("GAIN", "0.02")
 MEASURE = MEASURE.replace("GAIN", "0.08")
-BATCH = [("per_device_train_batch_size=16", "per_device_train_batch_size=128")]
-UPGRADE = {"trl-0.22": BATCH, "today": BATCH}
 # The second diff: a callback that samples, in today's stack; the model trains on after an error.
 OWN_MEASURE = """
 def ask(*inputs, **options):

@@ -15,6 +15,10 @@ report = watches[0].report
 metrics = {"verdict": report.verdict, "cosine": report.apart.cosine, "size": report.apart.size}
 healed = report.verdict == "HELD"
 """
-EDITS = [("per_device_train_batch_size=16", "per_device_train_batch_size=64")]
-UPGRADE = {"trl-0.15": EDITS, "today": [*EDITS, ("report_to=[], seed=seed", "report_to=[], bf16=False, seed=seed")]}
+UPGRADE = {
+    "today": [
+        ("per_device_train_batch_size=16", "per_device_train_batch_size=64"),
+        ("report_to=[], seed=seed", "report_to=[], bf16=False, seed=seed"),
+    ]
+}
 SHORT = [("max_steps=30", "max_steps=1")]

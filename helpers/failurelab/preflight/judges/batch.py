@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.judges.rows import dataset_size
+from failurelab.preflight.judges.rows import dataset_size, of_trl
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.training import Training
 
@@ -76,6 +76,10 @@ def judge_batch(training: Training) -> Iterator[Finding]:
     step = read_step(training)
     if step is None:
         return
+    if not of_trl(training.trainer):
+        name = type(training.trainer).__name__
+        yield Finding.not_checked("F22", f"{name} is no trainer of trl's, so what its batch counts is its own")
+        return
     generations, per_round, accumulated = step.generations, step.per_round, step.accumulated
     if generations < 2:
         yield Finding(
@@ -84,6 +88,16 @@ def judge_batch(training: Training) -> Iterator[Finding]:
             "takes it: every advantage is NaN",
             "Set num_generations to 2 or more.",
             part="num_generations",
+        )
+        return
+    if step.rounds and per_round and per_round % generations:
+        yield Finding(
+            "F22",
+            f"num_generations is {generations}, and a round of generation holds {per_round} completions, which it does "
+            "not divide: it was set after the config was made, too late for trl to refuse it",
+            "Give the config numbers that divide where it is made.",
+            part="num_generations",
+            ends=True,
         )
         return
     yield from _rows(training, step)

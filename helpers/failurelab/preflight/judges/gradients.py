@@ -73,7 +73,8 @@ class GradientJudge:
                 f"{missing} of {total} trainable tensors of {self._training.model_name} get no gradient in the first "
                 f"step ({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
                 f"input needs none{ends * (missing == total)}",
-                "trainer.model.enable_input_require_grads() before training",
+                "trainer.model.enable_input_require_grads() before training, or "
+                "gradient_checkpointing_kwargs={'use_reentrant': False} in the arguments",
                 undo=(Statement("{trainer}.model.enable_input_require_grads()"), _NON_REENTRANT),
                 figures=figures,
             )

@@ -6,14 +6,16 @@ from typing import Protocol
 
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.batch import judge_batch
+from failurelab.preflight.judges.evaluation import judge_evaluation, judge_resume
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
 from failurelab.preflight.judges.optimizer import judge_optimizer
-from failurelab.preflight.judges.plan import judge_plan
+from failurelab.preflight.judges.plan import judge_groups, judge_plan
 from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.replaced import OverrideJudge
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
@@ -42,12 +44,15 @@ BEFORE: tuple[Judge, ...] = (
     judge_reference,
     judge_updates,
     judge_replaced_adapter,
+    judge_resume,
 )
 # The first is the outermost: its hooks are called first.
-DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge)
+DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge, OverrideJudge)
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
     judge_rewards,
+    judge_groups,
     judge_first_rewards,
     judge_lengths,
+    judge_evaluation,
 )

@@ -8,9 +8,10 @@ Upstream: TRL #2872 and X-R1 #66 (LoRA at 5e-7 and 1e-6), hello-agents #770 (5e-
 """
 
 import copy
+import dataclasses
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from transformers import get_scheduler
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.batch import read_step
-from failurelab.preflight.judges.rows import dataset_size, generates
+from failurelab.preflight.judges.rows import dataset_size, generates, prompt_limit
 from failurelab.preflight.judges.updates import optimizer_name, own_optimizer, policy_load
 from failurelab.preflight.training import Training
+from failurelab.rewards import signature
 
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
@@ -31,6 +33,24 @@ _NOTHING = 1e-3  # of the largest rate
 # stood at 2e-4 (X-R1 #66) and less.
 _LOW_RATE, _LOW_SUM = 2e-6, 1e-3
 _BY_SCHEDULE = "by the schedule's own values; the cut run is over before that shows"
+_RIGHT = (0.1, 0.5, 0.9)  # shares of right completions
+# Options that are read with another one alone, and what that must be.
+_READ_WITH: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        (
+            "vllm_mode", "vllm_gpu_memory_utilization", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+            "vllm_tensor_parallel_size", "vllm_max_model_len", "vllm_max_model_length", "vllm_device", "vllm_dtype",
+            "vllm_server_base_url", "vllm_importance_sampling_correction", "vllm_enable_sleep_mode",
+        ),
+        ("use_vllm", bool),
+    ),
+    "ref_model_mixup_alpha": ("sync_ref_model", bool),
+    "ref_model_sync_steps": ("sync_ref_model", bool),
+    "gradient_checkpointing_kwargs": ("gradient_checkpointing", bool),
+    "num_train_epochs": ("max_steps", lambda steps: (steps or -1) <= 0),
+    "eval_steps": ("eval_strategy", lambda strategy: str(getattr(strategy, "value", strategy)) == "steps"),
+    "save_steps": ("save_strategy", lambda strategy: str(getattr(strategy, "value", strategy)) == "steps"),
+}  # fmt: skip
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
@@ -38,6 +58,10 @@ def judge_plan(training: Training) -> Iterator[Finding]:
     """Tell a learning rate that cannot teach in the steps that are planned, and a dataset of one prompt."""
     if not generates(training.trainer):
         return
+    if unused := unused_options(training):
+        training.notes.append(f"set, and without effect here: {', '.join(unused)}")
+    if not hasattr(training.dataset, "__len__") and training.dataset is not None:
+        yield from _endless(training)
     if dataset_size(training) == 1:
         yield Finding.suspected(
             "one row",
@@ -49,6 +73,61 @@ def judge_plan(training: Training) -> Iterator[Finding]:
     if rates:
         yield from _schedule(rates)
         yield from _rate(training, rates)
+
+
+def judge_groups(training: Training) -> Iterator[Finding]:
+    """Note the share of groups that two completions and a reward of two values leave without a gradient (F10).
+
+    A note, and no finding: how often the model is right only a run tells, and a run with two completions can be meant.
+    """
+    step, lines = read_step(training), training.rewards.lines if training.rewards else []
+    weights = signature.weights_of(training.trainer, len(lines[0].rewards)) if lines else []
+    rows = ([value if isinstance(value, (int, float)) else 0.0 for value in line.rewards] for line in lines)
+    totals = {sum(weight * value for weight, value in zip(weights, row)) for row in rows}
+    if step is not None and step.generations == 2 and len(totals) == 2:
+        told = (f"{_equal(2, p):.0%} of the groups where {p:.0%} of the completions are right" for p in _RIGHT)
+        training.notes.append(
+            "num_generations is 2, and the reward has two values "
+            f"({', '.join(f'{total:g}' for total in sorted(totals))}): by chance alone both of a group get the same, "
+            f"which leaves no gradient (F10), in {', '.join(told)}. With num_generations=8 it is "
+            f"{', '.join(f'{_equal(8, p):.0%}' for p in _RIGHT)}"
+        )
+    yield from ()
+
+
+def _equal(generations: int, right: float) -> float:
+    """Return the share of groups all of whose completions are right, or all wrong, each right with this chance."""
+    return right**generations + (1 - right) ** generations
+
+
+def unused_options(training: Training) -> list[str]:
+    """Return the options that are set to another value than their default, and that nothing reads in this run."""
+    values, args, without = training.arguments, training.trainer.args, []
+    fields = {field.name: field for field in dataclasses.fields(args)} if dataclasses.is_dataclass(args) else {}
+    for name, (needs, wanted) in _READ_WITH.items():
+        field, value = fields.get(name), values.get(name)
+        default = field.default if field and field.default is not dataclasses.MISSING else None
+        kept = getattr(value, "value", value) != getattr(default, "value", default)
+        if field and kept and value is not None and needs in values and not wanted(values[needs]):
+            without.append(f"{name} ({needs} is {getattr(values[needs], 'value', values[needs])})")
+    if "max_prompt_length" in fields and values.get("max_prompt_length") and prompt_limit(training) is None:
+        without.append("max_prompt_length (this trl cuts no prompt)")
+    return without
+
+
+def _endless(training: Training) -> Iterator[Finding]:
+    """Tell a dataset without a length, of which nobody knows when an epoch is over: transformers asks for steps."""
+    if (training.arguments.get("max_steps") or -1) > 0:
+        return
+    kind = type(training.dataset).__name__
+    yield Finding(
+        "given",
+        f"train_dataset is of the class {kind}, which has no length, and max_steps is not set: transformers refuses it",
+        "Set max_steps to the optimizer steps that you want.",
+        part="max_steps",
+        tried=f"with max_steps={training.trainer.args.max_steps}, of the cut, it trains",
+        ends=True,
+    )
 
 
 def planned_steps(training: Training) -> int | None:

@@ -4,18 +4,23 @@ Upstream: the registry's F7.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from packaging.version import Version
 
 from failurelab import _greedy, guards
 from failurelab.handles import wrap_method
 from failurelab.preflight.answer import Finding, Quantity
 from failurelab.preflight.judges.guarded import Guarded
+from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted
 from failurelab.preflight.repairs import Statement
 from failurelab.preflight.stage import controls, cuts
 from failurelab.preflight.stage.cuts import NEW_TOKENS
 from failurelab.preflight.training import Training
 
+_MANY = 256  # rows of the dataset whose lengths are looked at
+_CAUSALITY_KEPT = Version("4.49")  # the first transformers that masks later tokens in each step of a padded batch
 _OTHER_ENGINES = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
 
 
@@ -64,6 +69,11 @@ class RolloutJudge:
                 why = f"{evidence}; predicted from the last token alone they differ by {planted:.1e} only"
                 return Finding.not_checked("F7", why)
             control = f"predicted from the last token alone they would differ by {planted:.2f}"
+            if installed_version("transformers") < _CAUSALITY_KEPT:
+                seen, said = self._causality(prompts, report.rounding)
+                if not seen:
+                    return Finding.not_checked("F7", f"{evidence}; {said}")
+                control += f"; {said}"
             return Finding.held("F7", evidence, control, figures=(error,))
         own_config = "generation_config" in vars(self._trainer)
         return Finding(
@@ -76,6 +86,21 @@ class RolloutJudge:
             undo=Statement("{trainer}.generation_config.use_cache = False") if own_config else None,
             figures=(Quantity("mean difference of a log-probability", report.mean_error, "nats a token"), error),
         )
+
+    def _causality(self, prompts: Sequence[Any], rounding: float) -> tuple[bool, str]:
+        """Return whether it would show that earlier tokens read later ones, and what says so.
+
+        Up to transformers 4.48 they do where a prompt of the batch is padded.
+        """
+        if cuts.generates_for_one(self._trainer.args):
+            return True, "for one prompt nothing is padded"
+        lengths = {len(ids) for ids in prompt_ids(self._trainer, prompts)}
+        if len(lengths) < 2 and _differ(self._training):
+            return False, "the prompts of the cut batch have one length, and a failure of padded ones would not show"
+        planted = controls.error_without_causality(self._trainer.model, self._tokenizer, prompts, NEW_TOKENS)
+        if planted <= rounding:
+            return False, f"predicted without a causal mask they differ by {planted:.1e} only"
+        return True, f"without a causal mask by {planted:.2f}"
 
     def _not_judged(self) -> Finding:
         """Return why the guard has no report."""
@@ -92,10 +117,17 @@ class RolloutJudge:
         return Finding.not_applicable("F7", "this trainer generates nothing")
 
 
+def _differ(training: Training) -> bool:
+    """Whether prompts of the script's dataset differ in length."""
+    prompts = [row["prompt"] for row in prompted(training, _MANY)]
+    return len({len(ids) for ids in prompt_ids(training.trainer, prompts)}) > 1
+
+
 def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
     """Return the shortest prompt and the longest that fits the model: in one batch, one of them is padded.
 
-    Of a trainer that generates for one prompt at a time, the longest alone.
+    Where those that are trained on have one length in tokens, another of the dataset stands for the longest. Of a
+    trainer that generates for one prompt at a time, the longest alone.
     """
     trainer = training.trainer
     dataset = trainer.train_dataset
@@ -107,7 +139,15 @@ def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
         return None
     while tokenizer is not None and len(prompts) > 1 and not _fits(trainer.model, tokenizer, prompts[-1]):
         prompts.pop()
-    return [prompts[-1]] if cuts.generates_for_one(trainer.args) else [prompts[0], prompts[-1]]
+    if cuts.generates_for_one(trainer.args):
+        return [prompts[-1]]
+    if tokenizer is not None:
+        (shortest, longest) = prompt_ids(trainer, [prompts[0], prompts[-1]])
+        others = [row["prompt"] for row in prompted(training, _MANY)] if len(shortest) == len(longest) else []
+        sizes = [(len(ids), prompt) for ids, prompt in zip(prompt_ids(trainer, others) if others else (), others)]
+        longer = sorted((size, place) for place, (size, _) in enumerate(sizes) if size != len(shortest))
+        prompts += [sizes[place][1] for _, place in longer[:1] if _fits(trainer.model, tokenizer, sizes[place][1])]
+    return [prompts[0], prompts[-1]]
 
 
 def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:

@@ -50,6 +50,11 @@ def generates(trainer: Any) -> bool:
     return any(getattr(trainer, name, None) for name in ("reward_funcs", "reward_model", "judge"))
 
 
+def of_trl(trainer: Any) -> bool:
+    """Return whether a trainer is one of trl's, or derived from one."""
+    return any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__)
+
+
 def tokenizer_of(trainer: Any) -> Any:
     """Return the trainer's tokenizer; of a processor for images, the one inside."""
     processor = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)

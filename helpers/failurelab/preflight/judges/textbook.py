@@ -1,16 +1,18 @@
 """F3b, F15, F20 and F21: one optimizer step of the cut training beside the textbook.
 
-The whole gradient is compared with GRPO's definition (see `failurelab.textbook`), and what explains a difference is
-looked for: scores at other rows of logits are F3b, a temperature that they leave out F15, a loss divided by the tokens
-of a whole generation F20, anything else F21. It needs completions of several lengths, cut ones among them, or a mask
-and a loss that is divided by the wrong number would not show: a small random model draws no end, so its completions are
-ended here.
+The whole gradient is compared with the definition of GRPO, RLOO or Online DPO (see `failurelab.textbook`), and what
+explains a difference is looked for: scores at other rows of logits are F3b, a temperature that they leave out F15, a
+loss divided by the tokens of a whole generation F20, anything else F21. It needs completions of several lengths, cut
+ones among them, or a mask and a loss that is divided by the wrong number would not show: a small random model draws no
+end, so its completions are ended here.
 
 A failure holds where the gradient is the textbook's, or that of another mistake that is named, and the same measurement
 tells the failure's own mistake from it.
 """
 
 import contextlib
+import dataclasses
+import functools
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -25,9 +27,11 @@ from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
+from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
+from failurelab.textbook.ranks import RanksApart
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -39,6 +43,18 @@ _FAILURES = {
     "no attention mask and no temperature": "F15",
 }
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
+ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
+CUT_AWAY = {  # options that the cut training lacks, and what they would do to the gradient
+    "fp16": "the gradients are scaled by a factor that the scaler changes",
+    "parallelism_config": "the gradients are spread over processes",
+    "sync_ref_model": "the reference model changes during training",
+    "torch_compile": "the compiled forward pass may be another one",
+    "use_liger_kernel": "the kernels replace the model's layers",
+    "use_liger_loss": "the loss is computed by a kernel of its own",
+    "use_transformers_continuous_batching": "generation does not go through `generate`",
+    "use_transformers_paged": "generation does not go through `generate`",
+    "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
+}
 _OF_GENERATION = "divided by the tokens of the generation"
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
@@ -53,7 +69,9 @@ def add_mask(model, args, kwargs):
     return args, mask | kwargs
 for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
     each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
+_WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
 _LIBRARIES = ("trl", "transformers", "builtins")
+_SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
 
@@ -76,7 +94,7 @@ class StepJudge(TrainerCallback):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, steps are compared. To be entered after other callbacks that listen to `generate`."""
-        if textbook.not_grpo(self.trainer) is not None:
+        if textbook.no_textbook(self.trainer) is not None:
             yield
             return
         self.trainer.add_callback(self)
@@ -111,11 +129,15 @@ class StepJudge(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if self.training.small and callable(getattr(model, "generate", None)):
+        if callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
         self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
+        try:
+            self._recorder.begin(self._compare)
+        except RanksApart as error:
+            self._error = str(error)
 
     def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Put an end into the completions that were drawn, each at another place."""
@@ -126,26 +148,34 @@ class StepJudge(TrainerCallback):
         if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return drawn
         width = ids.shape[1]
-        for row, completion in enumerate(drawn):
-            place = width + ENDS[row % len(ENDS)]
+        ends = [ENDS[row % len(ENDS)] for row in range(len(drawn))]
+        if not self.training.small:  # its own completions are kept, but where all of them have one length
+            lengths = {_length(completion[width:], end) for completion in drawn}
+            length = lengths.pop()
+            ends = [len(drawn[0])] * len(drawn) if lengths else [length - 1 - row % 2 for row in range(len(drawn))]
+        for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
             if place < len(completion):
                 completion[place], completion[place + 1 :] = end, end if pad is None else pad
         return drawn
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
-        if not self._wanted(state.global_step + 1):
+        self._compare()
+
+    def _compare(self) -> None:
+        if not self._wanted(self.trainer.state.global_step + 1):
             return
         model = self.trainer.model
         affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
         try:
             with keep_random_state():
-                report = textbook.compare_step(
-                    self.trainer,
-                    self._recorder.evidence(),
-                    with_suspects=affordable and not self.missing(),
-                    with_controls=not self._reports("HELD"),
+                evidence, searched = self._recorder.evidence(), affordable and not self.missing()
+                compare = functools.partial(
+                    textbook.compare_step, self.trainer, evidence, with_controls=not self._reports("HELD")
                 )
+                report = compare(with_suspects=searched and not self.training.explained)
+                if report.verdict == "FOUND" and searched and self.training.explained:
+                    report = _as_before(report, self.training.explained) or compare(with_suspects=True)
         except Exception as error:  # of this check's own: the cut training goes on
             if raises_own(error):
                 raise
@@ -159,7 +189,7 @@ class StepJudge(TrainerCallback):
 
     def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
-        reason = textbook.not_grpo(self.trainer)
+        reason = textbook.no_textbook(self.trainer)
         if reason is None and not self.reports:
             reason = self._error or "no optimizer step was reached whose gradient could be seen"
         if reason is not None:
@@ -181,6 +211,19 @@ class StepJudge(TrainerCallback):
             report = self.reports[0]
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
             yield Finding.not_checked("F21", f"{report.reason}{hides}")
+        if self.replaced and not self._reports("FOUND"):
+            theirs = ", ".join(map(str, self.replaced))
+            self.training.notes.append(f"in the place of the library's own the script puts {theirs}")
+
+    @property
+    def explained(self) -> dict[str, Any]:
+        """What explains a gradient that was found wrong, for later runs of the same script: they need not search."""
+        report = next(iter(self._reports("FOUND")), None)
+        if report is None or report.apart is None or self.missing():
+            return {}
+        known = {name: getattr(report, name) for name in ("step", "named", "line", "reason")}
+        controls = {name: dataclasses.astuple(apart) for name, apart in report.controls.items()}
+        return known | {"apart": dataclasses.astuple(report.apart), "controls": controls}
 
     @property
     def compared(self) -> bool:
@@ -198,7 +241,9 @@ class StepJudge(TrainerCallback):
             return
         own = _overridden(self.trainer)
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
-        where = f" Overridden by the script: {names}." if own else ""
+        where = f" The script also overrides {names}." if own else ""
+        if self.replaced:
+            where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
         yield Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
         if failure == "F3b" and "temperature" in report.line:
@@ -207,6 +252,11 @@ class StepJudge(TrainerCallback):
         if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
             others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
             yield from (answer for answer in others if answer.failure != failure)
+
+    @functools.cached_property
+    def replaced(self) -> list[Replaced]:
+        """The library's functions that the script has put others in the place of."""
+        return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     def _failure(self, named: str) -> str:
         """Return the failure that a named mistake is: F20 is trl's own in some releases, and F21 elsewhere."""
@@ -227,8 +277,17 @@ class StepJudge(TrainerCallback):
             "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
             "no attention mask": Statement(_WITH_MASK),
         }
+        if not own and named == "accumulation":
+            return _WITHOUT_ACCUMULATION, Arguments({"gradient_accumulation_steps": 1})
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
-        return words, undos.get(failure) or undos.get(named) or _without(own)
+        undo = undos.get(failure) or undos.get(named) or _without(own)
+        if self.replaced:  # what the script itself has put there is looked at first
+            names = ", ".join(each.name for each in self.replaced)
+            words = f"Take out what the script puts in the place of {names}, or correct it."
+            patches = [_without_patch(self.training, [each]) for each in self.replaced]
+            patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
+            undo = (*patches, *(undo if isinstance(undo, tuple) else [undo] * bool(undo)))
+        return words, undo
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
@@ -260,16 +319,35 @@ class StepJudge(TrainerCallback):
             yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
 
 
+def _as_before(report: textbook.Comparison, known: dict[str, Any]) -> textbook.Comparison | None:
+    """Return a comparison with an earlier run's explanation, whose gradient was as wrong; None where it was not."""
+    if report.apart is None or report.step != known["step"]:
+        return None
+    cosine, size, _ = known["apart"]
+    if abs(report.apart.cosine - cosine) > _SAME or abs(report.apart.size - size) > _SAME * abs(size):
+        return None
+    controls = {name: textbook.Apart(*apart) for name, apart in known["controls"].items()}
+    more = {name: known[name] for name in ("named", "line", "reason")}
+    return dataclasses.replace(report, controls=controls, **more)
+
+
+def _length(completion: torch.Tensor, end: int) -> int:
+    """Return how many tokens a completion has, up to the first end; it is (tokens,)."""
+    ends = (completion == end).nonzero()
+    return int(ends[0]) + 1 if len(ends) else len(completion)
+
+
 def cut_away(training: Training) -> list[str]:
     """Return why the cut training is not the script's own as to its gradient: a text for each option."""
-    lines = []
-    for name, left in textbook.NOT_HERE.items():
-        value = training.arguments.get(name, left.neutral[0])
-        if not textbook.is_neutral(name, value) and textbook.is_neutral(
-            name, getattr(training.trainer.args, name, value)
-        ):
-            lines.append(f"{name} is cut away: {left.reason}")
-    return lines
+    lines = [
+        f"{name} is cut away, and each process trains the whole model: the gradient is not that of the engine"
+        for name in ENGINES
+        if (training.arguments.get(name) or (name == "deepspeed" and training.zero_stage))
+        and not getattr(training.trainer.args, name, None)
+    ]
+    given, args = training.arguments, training.trainer.args
+    cut = {name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)}
+    return lines + [f"{name} is cut away: {reason}" for name, reason in CUT_AWAY.items() if name in cut]
 
 
 def _uses_liger(training: Training) -> bool:
@@ -285,6 +363,12 @@ def _overridden(trainer: Any) -> list[WithoutMethod]:
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and name != "__init__"
     ]
+
+
+def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutPatches:
+    names = tuple(each.name.rpartition(".")[2] for each in replaced)
+    script = [training.source.path] if training.source else []
+    return WithoutPatches(names, tuple(dict.fromkeys([*(each.file for each in replaced), *script])))
 
 
 def _without(own: Sequence[WithoutMethod]) -> Repair | tuple[Repair, ...] | None:

@@ -146,11 +146,11 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
         return Finding.held(
             "F9", evidence, f"a thousandth changes {updates.expected_share(a, rate / 1000, dtype=dtype):.1%}"
         )
-    return Finding.not_checked(
-        "F9",
-        f"{evidence}, and of B's, which begin at zero, fewer as they grow. A long run slows down; how much, a run "
-        "tells. updates.to_float32(trainer.model) after the trainer is made keeps them in float32",
-    )
+    repair = "updates.to_float32(trainer.model) after the trainer is made keeps them in float32"
+    slows = f"{evidence}, and of B's, which begin at zero, fewer as they grow"
+    if updates.grade(share) == "lost":  # as of weights
+        return Finding.suspected("F9", slows, "B's first steps arrive; when they no longer do, a run tells", repair)
+    return Finding.not_checked("F9", f"{slows}. A long run slows down; how much, a run tells. {repair}")
 
 
 def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

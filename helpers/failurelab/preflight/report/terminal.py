@@ -1,114 +1,164 @@
 """The answer of preflight as one screen."""
 
+import pathlib
 import re
 import shutil
 import textwrap
+from collections.abc import Callable, Sequence
 
 from failurelab import failures
-from failurelab.preflight.answer import Answer, Finding, Verdict
+from failurelab.preflight.answer import Answer, Finding, Location, Verdict
+from failurelab.preflight.report.words import speak
 
 _MOST_LINES = 40  # before the details
 _MOST_CHANGED = 6  # lines of a diff in brief
-_TITLES = {  # of what is no failure of the registry
-    "given": "What the trainer is given is not what it takes",
-    "callback": "A callback of the script's that raises",
-    "rate": "A learning rate that cannot teach, or teaches too much",
-    "one row": "One prompt to train on",
-    "first rewards": "What the untrained model gets",
+_TITLES = {  # of what is no failure of the registry: a short name, and a title
+    "release": ("missing name", "A name that the installed release does not have"),
+    "given": ("wrong argument", "What the trainer is given is not what it takes"),
+    "override": ("override", "An override that changes nothing"),
+    "callback": ("callback", "A callback of the script's that raises"),
+    "evaluation": ("evaluation", "An evaluation that cannot be made"),
+    "resume": ("checkpoint", "A checkpoint that training cannot go on from"),
+    "rate": ("learning rate", "A learning rate that cannot teach, or teaches too much"),
+    "one row": ("one prompt", "One prompt to train on"),
+    "first rewards": ("untrained model", "What the untrained model gets"),
 }
 
 
-def text(answer: Answer) -> str:
+_HELD = "HELD: looked for, and not there (in brackets: the same measurement with the failure put in on purpose)"
+_HELD_REPAIRED = (
+    "HELD, with the repairs above: looked for, and not there (in brackets: the same measurement with the failure put "
+    "in on purpose)"
+)
+
+
+def text(answer: Answer, language: str = "en") -> str:
     """Return the answer as lines for a terminal: what is named and suspected, in 40 lines at most, then the details."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
-    whole = [_accusation(finding, width) for finding in answer.accusations]
+    say = speak(language)
+    whole = [_accusation(finding, width, language) for finding in answer.accusations]
     shown = whole
     if sum(len(lines) + 1 for lines in whole) > _MOST_LINES:
-        shown = [_accusation(finding, width, brief=True) for finding in answer.accusations]
+        shown = [_accusation(finding, width, language, brief=True) for finding in answer.accusations]
         while sum(len(lines) + 1 for lines in shown) >= _MOST_LINES:
             shown.pop()
-    lines = [*answer.rewards.picture(width), ""] if answer.rewards else []
+    lines = [*answer.rewards.picture(width, say), ""] if answer.rewards else []
     lines += [line for accusation in shown for line in (*accusation, "")]
     if shown is not whole:
-        more = ", ".join(finding.failure for finding in answer.accusations[len(shown) :])
-        lines += [f"IN FULL{f', and beside these: {more}' * bool(more)}"]
+        more = _names(answer.accusations[len(shown) :], say)
+        lines += [say("IN FULL") + (say(", and beside these: {}", more) if more else "")]
         lines += [line for accusation in whole for line in (*accusation, "")]
     for heading, findings in (
-        ("HELD (in brackets: what the same measurement said with the failure planted)", answer.held),
+        (_HELD_REPAIRED if answer.named else _HELD, answer.held),
         ("NOT CHECKED", answer.not_checked),
         ("DOES NOT APPLY", answer.not_applicable),
     ):
-        lines += [heading] * bool(findings)
+        lines += _wrap(say(heading), width, "", "  ") if findings else []
         for finding in findings:
             said = finding.why or f"{finding.evidence} ({finding.control})"
-            lines += _wrap(said, width, f"  {finding.failure:<6} ", " " * 9)
+            lines += _wrap(f"{_subject(finding.failure, language)} – {said}", width, "  ", " " * 9)
     if answer.cut:
-        lines += _wrap(f"Cut: {'; '.join(answer.cut)}.", width, "")
+        lines += _wrap(say("Cut: {}.", "; ".join(answer.cut)), width, "")
     for note in answer.notes:
-        lines += _wrap(f"Note: {note}.", width, "")
+        lines += _wrap(say("Note: {}.", note), width, "")
     if answer.error:
-        lines += _wrap(f"ERROR {answer.error}", width, "")
+        lines += _wrap(say("ERROR {}", answer.error), width, "")
     hidden = any(finding.hidden for finding in answer.named)
     if len(answer.named) > 1 or hidden or (answer.named and answer.ended_first and not answer.error):
-        lines += _wrap(_chain(answer), width, "")
-    return "\n".join([*lines, verdict(answer)])
+        lines += _wrap(_chain(answer, say), width, "")
+    return "\n".join([*lines, verdict(answer, language)])
 
 
-def _accusation(finding: Finding, width: int, brief: bool = False) -> list[str]:
+def _accusation(finding: Finding, width: int, language: str, brief: bool = False) -> list[str]:
     """Return what is said of one failure that is named or suspected; in brief without what a reader can look up."""
-    where = f"  ({finding.place})" if finding.place else ""
+    say = speak(language)
+    where = f"  ({_place(finding.place, say)})" if finding.place else ""
     suspected = finding.verdict is Verdict.SUSPECTED
-    lines = [f"{finding.verdict.value}  {finding.failure} {title(finding.failure)}{where}"]
-    tried = f"; with this repair: {finding.tried} (tried)" if finding.tried else ""
+    named = f"{finding.failure} " * (finding.failure not in _TITLES)
+    lines = [f"{say(finding.verdict.value)}  {named}{title(finding.failure, language)}{where}"]
+    evidence = finding.evidence
+    edited = bool(finding.diff)  # else the judge has tried it beside the script: other rows, another completion
+    if finding.tried:
+        words = "{}; with this repair: {} (tried)" if edited else "{}; tried beside it: {}"
+        evidence = say(words, evidence.rstrip("."), finding.tried)
     if brief:
         lines += _wrap(textwrap.shorten(finding.evidence, 2 * width - 20, placeholder=" …"), width)
-        lines += _wrap(textwrap.shorten(f"repair: {finding.repair}", width - 8, placeholder=" …"), width)
+        lines += _wrap(textwrap.shorten(say("repair: {}", finding.repair), width - 8, placeholder=" …"), width)
         changed = [line for line in finding.diff.splitlines() if re.match(r"[+-](?![+-]{2} )", line)]
         changed = changed if len(changed) <= _MOST_CHANGED else [*changed[: _MOST_CHANGED - 1], "…"]
         return lines + [f"         {line}" for line in changed]
-    lines += _wrap(f"{finding.evidence}{tried}", width)
-    lines += _wrap(f"not named: {finding.why}", width) if suspected else []
+    lines += _wrap(evidence, width)
+    lines += _wrap(say("not named: {}", finding.why), width) if suspected else []
     if finding.repair:
-        lines += _wrap(f"{'repair' if suspected else 'repair (tried)'}: {finding.repair}", width)
+        lines += _wrap(say("repair (tried): {}" if edited and not suspected else "repair: {}", finding.repair), width)
     lines += [f"         {line}" for line in finding.diff.splitlines()]
-    return lines + (_wrap(f"why: notebooks/{finding.notebook}.ipynb", width) if finding.notebook else [])
+    return lines + (_wrap(say("why: {}", f"notebooks/{finding.notebook}.ipynb"), width) if finding.notebook else [])
 
 
-def _chain(answer: Answer) -> str:
+def _place(place: Location, say: Callable[..., str]) -> str:
+    at = say("cell {}, line {}", place.cell, place.line) if place.cell else say("line {}", place.line)
+    return f"{pathlib.PurePath(place.file).name}, {at}"
+
+
+def _chain(answer: Answer, say: Callable[..., str]) -> str:
     """Return what hid behind what, in the order in which it was repaired."""
     parts = []
     for number, finding in enumerate(answer.named):
-        repaired = ("", "with it repaired, ", "with both repaired, ")[number] if number < 3 else "with these repaired, "
-        what = " ends the run" if not number and answer.ended_first and not answer.error else ""
-        what = what or (" shows, which the first run hid" if finding.hidden else "")
-        parts.append(f"{repaired}{finding.failure}{what}")
-    last = "with it repaired" if len(parts) == 1 else "with both repaired" if len(parts) == 2 else "with all repaired"
-    left = f"the script ends in an error: {answer.error}" if answer.error else (
-        f"{', '.join(finding.failure for finding in answer.suspected)} is suspected" if answer.suspected
-        else "nothing is found"
+        what = name(finding.failure, say)
+        if not number and answer.ended_first and not answer.error:
+            what = say("{} ends the run", what)
+        elif finding.hidden:
+            what = say("{} shows, which the first run hid", what)
+        before = ("{}", "with it repaired, {}", "with both repaired, {}")
+        parts.append(say(before[number] if number < 3 else "with these repaired, {}", what))
+    suspected = _names(answer.suspected, say)
+    left = say("the script ends in an error: {}", answer.error) if answer.error else (
+        say("{} is suspected", suspected) if suspected else say("nothing is found")
     )  # fmt: skip
-    return f"In turn: {'; '.join(parts)}; {last}, {left}."
+    last = ("with it repaired, {}", "with both repaired, {}", "with all repaired, {}")[min(len(parts), 3) - 1]
+    return say("In turn: {}.", "; ".join([*parts, say(last, left)]))
 
 
-def verdict(answer: Answer) -> str:
+def verdict(answer: Answer, language: str = "en") -> str:
     """Return one line that says what came of it."""
+    say = speak(language)
     parts = [
-        f"{len(findings)} {word} ({', '.join(finding.failure for finding in findings)})"
-        for findings, word in ((answer.named, "named"), (answer.suspected, "suspected"))
+        say(words, len(findings), _names(findings, say))
+        for findings, words in ((answer.named, "{} named ({})"), (answer.suspected, "{} suspected ({})"))
         if findings
     ]
     if parts:
-        return f"{answer.script}: {', '.join(parts)}" + ("; the script ended in an error too." * bool(answer.error))
-    if answer.error:
-        return f"{answer.script}: could not be judged."
-    left = f", {len(answer.not_checked)} not checked" if answer.not_checked else ""
-    other = f", {len(answer.not_applicable)} do not apply" if answer.not_applicable else ""
-    return f"{answer.script}: nothing found; {len(answer.held)} held{left}{other}."
+        said = say(", ").join(parts) + say("; the script ended in an error too.") * bool(answer.error)
+    elif answer.error:
+        said = say("could not be judged.")
+    else:
+        said = say("nothing found; {} held", len(answer.held))
+        said += say(", {} not checked", len(answer.not_checked)) if answer.not_checked else ""
+        said += say(", {} do not apply", len(answer.not_applicable)) if answer.not_applicable else ""
+        said += say(".")
+    return say("{}: {}", answer.script, said)
 
 
-def title(failure: str) -> str:
+def name(failure: str, say: Callable[..., str] = str.format) -> str:
+    """Return a failure's id, or a short name of what is no failure of the registry."""
+    return say(_TITLES[failure][0]) if failure in _TITLES else failure
+
+
+def _subject(failure: str, language: str) -> str:
+    """Return a failure's id with its title, or the short name of what is none."""
+    return f"{failure} {title(failure, language)}" if failure not in _TITLES else name(failure, speak(language))
+
+
+def _names(findings: Sequence[Finding], say: Callable[..., str]) -> str:
+    return ", ".join(name(finding.failure, say) for finding in findings)
+
+
+def title(failure: str, language: str = "en") -> str:
     """Return what a failure is called; empty where it has no title."""
-    return (_TITLES | {known.id: known.title for known in failures.all()}).get(failure, "")
+    if failure in _TITLES:
+        return speak(language)(_TITLES[failure][1])
+    known = next((known for known in failures.all() if known.id == failure), None)
+    return "" if known is None else known.title_zh if language == "zh" else known.title
 
 
 def _wrap(text: str, width: int, first: str = "       ", others: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""Errors of the script's own callbacks, which would end the cut training before it is judged.
+"""Errors of the script's callbacks and of its trainer's `log`, which would end the cut training before it is judged.
 
 A run of three steps has other logs, files and metrics than the whole one, so such an error may be the cut's and not the
 script's. It is told, and the training goes on without that call. Of several processes none goes on alone: the error
@@ -7,7 +7,7 @@ ends the run, and is told with its rank.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab.preflight.answer import Finding
@@ -18,13 +18,17 @@ _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length t
 
 
 @contextlib.contextmanager
-def errors_noted(trainer: Any, own: OwnCode) -> Iterator[list[Finding]]:
-    """Inside, what a callback of the script's own raises becomes a finding; each callback's event is told once."""
+def errors_noted(trainer: Any, own: OwnCode, given: Sequence[Any] = ()) -> Iterator[list[Finding]]:
+    """Inside, what the script's callbacks raise becomes a finding; each callback's event is told once.
+
+    Its callbacks are those of its own code, and those of a library that it gives: `EarlyStoppingCallback` asserts
+    arguments that the cut sets otherwise. A `log` of its trainer's own reads numbers that a cut run has not.
+    """
     findings: dict[str, Finding] = {}
 
-    def called(method: Callable[..., Any], name: str, args: Any, state: Any, control: Any, **more: Any) -> Any:
+    def called(method: Callable[..., Any], name: str, *args: Any, **more: Any) -> Any:
         try:
-            return method(args, state, control, **more)
+            return method(*args, **more)
         except Exception as error:
             place, trace = None, error.__traceback__
             while trace is not None:
@@ -32,14 +36,15 @@ def errors_noted(trainer: Any, own: OwnCode) -> Iterator[list[Finding]]:
                 if own.holds(file):
                     place = location(file, trace.tb_lineno, read_source(file))
                 trace = trace.tb_next
-            said = f"{name} raises {type(error).__name__}: {error} ({place}), at step {state.global_step} of the cut"
+            where = f"{f' ({place})' if place else ''}, at step {trainer.state.global_step} of the cut"
+            said = f"{name} raises {type(error).__name__}: {error}{where}"
             if isinstance(error, _ANYWHERE):
                 why = "the training was judged without this call, so nothing undid it"
                 finding = Finding.suspected("callback", said, why, "Mend that line.", part=name, place=place, ends=True)
             else:
                 finding = Finding.not_checked("callback", f"{said}; whether at full length too is not known", part=name)
             findings.setdefault(name, finding)
-            return control
+            return args[2] if len(args) > 2 else None  # the control of a callback
 
     taken: list[Finding] = []
     with contextlib.ExitStack() as stack:
@@ -47,9 +52,14 @@ def errors_noted(trainer: Any, own: OwnCode) -> Iterator[list[Finding]]:
             for event in filter(lambda name: name.startswith("on_"), dir(type(callback))):
                 method = getattr(callback, event)
                 code = getattr(method, "__code__", None)
-                if code is not None and own.holds(code.co_filename) and event not in vars(callback):
+                its_own = code is not None and own.holds(code.co_filename)
+                if (its_own or callback in given or type(callback) in given) and event not in vars(callback):
                     around = functools.partial(called, method, f"{type(callback).__name__}.{event}")
                     vars(callback)[event] = around
                     stack.callback(vars(callback).pop, event)
+        log: Any = getattr(trainer, "log", None)
+        if own.holds(getattr(getattr(log, "__code__", None), "co_filename", "<")):
+            trainer.log = functools.partial(called, log, f"{type(trainer).__name__}.log")
+            stack.callback(vars(trainer).pop, "log")
         yield taken
     taken += findings.values()

@@ -66,6 +66,30 @@ def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[An
     return worst
 
 
+def error_without_causality(model: nn.Module, tokenizer: Any, prompts: Sequence[Any], new_tokens: int) -> float:
+    """Predict the last token of greedy completions with no causal mask, and return the largest error in nats.
+
+    So transformers up to 4.48 draws where prompts are padded: earlier tokens read later ones.
+    """
+    ids, mask = _greedy.encode(model, tokenizer, prompts, new_tokens)  # (prompts, longest), both
+    worst = 0.0
+    foreign: Any = model
+    with torch.no_grad(), torch.random.fork_rng(), rollouts.safe_generation(model):
+        for row, kept in zip(ids, mask):
+            prompt = row[kept.bool()][None]  # (1, prompt)
+            whole = foreign.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False,
+                pad_token_id=0,
+            )  # fmt: skip
+            before = getattr(whole, "sequences", whole)[:, :-1]  # (1, prompt + new - 1)
+            size = before.shape[1]
+            open_mask = torch.zeros(1, 1, size, size, dtype=next(model.parameters()).dtype, device=before.device)
+            open_rows = foreign(input_ids=before, attention_mask=open_mask, use_cache=False).logits[0, -1]
+            right = _logits(model, before)[0, -1]  # (vocabulary,)
+            worst = max(worst, (right.float().log_softmax(-1) - open_rows.float().log_softmax(-1)).abs().max().item())
+    return worst
+
+
 def sees_shifted_scores(model: nn.Module, ids: torch.Tensor) -> bool:
     """Score each row of logits against the token after the next one; return whether the reading says that it is off.
 

@@ -3,14 +3,17 @@
 The arguments are cut before the trainer's own validation, which would refuse a cut that does not divide; the judges
 see what the script asked for. So does the script's own code, which may make a second config of a first one: until a
 trainer is made with them, arguments are read there as they were given. From then on the script sees the batch that is
-really there, for its functions may cut it into groups; how often is logged is still what it asked for.
+really there, for its functions may cut it into groups; how long is trained, and when is logged, saved and evaluated, is
+still what it asked for. What the script writes into arguments later is what it asked for too, and is cut in turn.
 """
 
 import contextlib
 import copy
 import dataclasses
+import enum
 import functools
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -93,7 +96,10 @@ _IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
 _FOLDERS = ("output_dir", "logging_dir", "run_name")  # that the script may write to: those of this run
-_ALWAYS_AS_GIVEN = ("logging_steps",)
+_ALWAYS_AS_GIVEN = {  # also while it trains, for callbacks: no step is made of these
+    "logging_steps", "logging_strategy", "max_steps", "total_episodes", "save_strategy", "eval_strategy",
+    "evaluation_strategy", "load_best_model_at_end", "resume_from_checkpoint", "disable_tqdm", "optim",
+}  # fmt: skip
 # Functions of a library's that read all arguments for whoever calls them.
 _PASS_ON = ("to_dict", "to_json_string", "to_sanitized_dict", "<dictcomp>")
 
@@ -101,6 +107,14 @@ _STAND_INS = {
     "use_vllm": "transformers generates in the place of vllm",
     "report_to": "nothing is reported",
 }
+
+
+_OF_A_ROUND = ("steps_per_generation", "generation_batch_size")  # which trl makes of the others, where none is given
+
+
+def _is_cut(name: str, value: Any, cut: Mapping[str, Any]) -> bool:
+    """Whether an argument still stands as it was cut, or as trl has made it of others that were."""
+    return value == cut[name] or (name in _OF_A_ROUND and cut[name] is None)
 
 
 def _wants(value: Any) -> bool:
@@ -153,6 +167,7 @@ class CutArguments:
         self.steps, self.output_dir, self._note = steps, output_dir, note
         self._processes = processes
         self.made: list[Any] = []
+        self._rounds: dict[int, tuple[int, int]] = {}  # completions of a round, and its passes, as they were made
         self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: uncut, cut, as made
 
@@ -162,6 +177,7 @@ class CutArguments:
         from transformers import TrainingArguments
 
         original, get = TrainingArguments.__post_init__, TrainingArguments.__getattribute__
+        write = TrainingArguments.__setattr__
 
         def read(arguments: Any, name: str) -> Any:
             value = get(arguments, name)
@@ -170,8 +186,16 @@ class CutArguments:
             uncut, cut, _ = self._of(arguments, ({}, {}, {}))
             shown = cut.keys() & (_ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
             if name == "__dict__":  # as vars() asks for it
-                return _Values(value, {key: uncut[key] for key in shown if value[key] == cut[key]})
-            return uncut[name] if name in shown and value == cut[name] else value
+                known = {key: value[key] for key in shown if _is_cut(key, value[key], cut)}
+                return _Values(value, {key: self._as_made(uncut, key, each) for key, each in known.items()})
+            is_cut = name in shown and _is_cut(name, value, cut)
+            return self._as_made(uncut, name, value) if is_cut else value
+
+        def written(arguments: Any, name: str, value: Any) -> None:
+            write(arguments, name, value)
+            if self._own is not None and self._own.asks(through=_PASS_ON, through_here=False):
+                for other, new in self._set_later(arguments, name, value).items():
+                    write(arguments, other, new)
 
         def copied(arguments: Any, memo: dict[int, Any] | None = None) -> Any:
             """Copy arguments, deep with a memo, with what is known of them."""
@@ -200,9 +224,69 @@ class CutArguments:
             stack.enter_context(mock.patch.object(TrainingArguments, "__post_init__", post_init))
             if self._own is not None:
                 stack.enter_context(mock.patch.object(TrainingArguments, "__getattribute__", read))
+                stack.enter_context(mock.patch.object(TrainingArguments, "__setattr__", written))
             for name in ("__copy__", "__deepcopy__"):
                 stack.enter_context(mock.patch.object(TrainingArguments, name, copied, create=True))
             yield
+
+    def _as_made(self, uncut: Mapping[str, Any], name: str, value: Any) -> Any:
+        """Return an argument as it would stand there uncut: what was given, or what is made of the others then."""
+        given = uncut[name]
+        if isinstance(value, enum.Enum) and isinstance(given, str):
+            return type(value)(given)
+        if given is not None or name not in _OF_A_ROUND:
+            return given
+        per_round, steps = self._round_of(uncut)
+        return steps if name == "steps_per_generation" else per_round
+
+    def _round_of(self, uncut: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the completions of a round of generation and the passes that they are for, as trl makes them."""
+        each = uncut["per_device_train_batch_size"] * self._processes.launch
+        steps = uncut.get("steps_per_generation") or uncut.get("gradient_accumulation_steps") or 1
+        if per_round := uncut.get("generation_batch_size"):
+            return per_round, uncut.get("steps_per_generation") or max(1, per_round // each)
+        return each * steps, steps
+
+    def _set_later(self, arguments: Any, name: str, value: Any) -> dict[str, Any]:
+        """Note what the script sets on arguments that are made; return what stands there instead, cut like the rest."""
+        uncut, cut, values = self._of(arguments, ({}, {}, {}))
+        if name not in values:  # they are being made, or are not known
+            return {}
+        if name in _BATCH and "generation_batch_size" in uncut and id(uncut) not in self._rounds:
+            self._rounds[id(uncut)] = self._round_of(uncut)
+        uncut[name] = value
+        if name not in cut:
+            return {}
+        if name in _AT_MOST and isinstance(value, int):
+            cut[name] = min(value, _AT_MOST[name])
+        if name not in _BATCH:
+            return {name: cut[name]}
+        if id(arguments) in self._with_trainer:  # which has read it by now
+            del cut[name]
+            return {}
+        return self._cut_again(uncut, cut)
+
+    def _cut_again(self, uncut: dict[str, Any], cut: dict[str, Any]) -> dict[str, Any]:
+        """Cut a batch again, of which a number was changed since; return what the arguments are to hold.
+
+        Of a release that makes a round of generation of the other numbers, that round stays as it was made.
+        """
+        names = [name for name in _BATCH if name in uncut]
+        if id(uncut) in self._rounds:
+            (made, steps), generations = self._rounds[id(uncut)], max(1, uncut["num_generations"])
+            together = uncut["per_device_train_batch_size"] * self._processes.launch * steps
+            splits = made % generations or together % generations
+            uncut |= {"generation_batch_size": made, "steps_per_generation": None} if splits else {
+                "generation_batch_size": None, "steps_per_generation": steps
+            }  # fmt: skip
+        new = self._cut(uncut)
+        cut.update({name: new.get(name, uncut[name]) for name in names})
+        if "generation_batch_size" in names:
+            each, per_round = cut["per_device_train_batch_size"] * self._processes.real, cut["generation_batch_size"]
+            passes = max(1, per_round // each) if per_round else cut["gradient_accumulation_steps"] or 1
+            passes = cut["steps_per_generation"] = cut["steps_per_generation"] or passes
+            cut["generation_batch_size"] = per_round or each * passes
+        return {name: cut[name] for name in names}
 
     def settle(self, arguments: Any) -> None:
         """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
@@ -251,10 +335,14 @@ class CutArguments:
         cut["per_device_train_batch_size"] = PROMPTS
         if "rloo_k" in uncut:
             cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
+        if "max_new_tokens" in uncut:  # Online DPO draws for each micro-batch, and does not divide by their number
+            cut["gradient_accumulation_steps"] = min(uncut.get("gradient_accumulation_steps") or 1, TWICE)
         if isinstance(uncut.get("num_generations"), int):
             cut |= _cut_batch(uncut, self._processes)
             if is_refused(uncut, launch):  # by trl itself then, before anything is trained
-                cut = {name: value for name, value in cut.items() if name not in _BATCH}
+                cut = {name: value for name, value in cut.items() if name not in (*_BATCH, *_EVALUATION)}
+                if evaluated := uncut.get("per_device_eval_batch_size"):
+                    cut["per_device_eval_batch_size"] = max(1, evaluated * launch // real)
                 whole = uncut["per_device_train_batch_size"] * launch
                 # fewer processes have the same batch together, or twice that, for groups of twice the size
                 twice = bool(whole % real)
@@ -277,16 +365,32 @@ _BATCH = (
     "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",
     "generation_batch_size",
 )  # fmt: skip
+_EVALUATION = ("eval_strategy", "evaluation_strategy", "num_generations_eval")  # for which trl wants whole groups too
 
 
 def is_refused(uncut: Mapping[str, Any], world_size: int) -> bool:
     """Return whether trl refuses a batch of this size on so many processes; so does no release before 0.15."""
-    return not counts_prompts() and _possible(uncut, world_size) is not None
+    return not counts_prompts() and (_possible(uncut, world_size) is not None or _splits_groups(uncut, world_size))
+
+
+def evaluates(arguments: Mapping[str, Any]) -> bool:
+    """Return whether these arguments ask for an evaluation while it trains."""
+    strategies = (arguments.get(name) for name in ("eval_strategy", "evaluation_strategy"))
+    return any(getattr(value, "value", value) not in (None, "no") for value in strategies)
+
+
+def _splits_groups(uncut: Mapping[str, Any], world_size: int) -> bool:
+    """Return whether an evaluation is asked for whose batch holds no whole groups."""
+    generations = uncut.get("num_generations_eval") or uncut["num_generations"]
+    return evaluates(uncut) and bool(uncut["per_device_eval_batch_size"] * world_size % max(1, generations))
 
 
 def make_divide(uncut: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """Return training arguments with which trl takes the batch: another number of generations, if one divides it."""
     possible = _possible(uncut, world_size)
+    if possible is None and _splits_groups(uncut, world_size):
+        generations = uncut.get("num_generations_eval") or uncut["num_generations"]
+        return {"per_device_eval_batch_size": generations // math.gcd(generations, world_size)}
     if possible:
         return {"num_generations": min(possible, key=lambda count: (abs(count - uncut["num_generations"]), count))}
     if possible is None or uncut["num_generations"] < 2:
@@ -384,6 +488,9 @@ def choose_short(dataset: Any, rows: int) -> Any:
         return dataset
     looked_at = range(min(len(dataset), _LOOKED_AT))
     sizes = {index: _size(dataset[index]) for index in looked_at}
+    if len(set(sizes.values())) == 1 and len(dataset) > _LOOKED_AT:  # those behind may differ
+        looked_at = range(0, len(dataset), len(dataset) // _LOOKED_AT)
+        sizes = {index: _size(dataset[index]) for index in looked_at}
     by_size = sorted(looked_at, key=sizes.__getitem__)
     first_of_size = list({sizes[index]: index for index in reversed(by_size)}.values())[::-1]  # from the shortest on
     middle = sizes[by_size[len(by_size) // 2]]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from failurelab.preflight.training import Training
+from failurelab.rewards import signature
 
 
 @contextlib.contextmanager
@@ -37,11 +38,19 @@ def _stand_in(function: Any, training: Training, generations: int, number: int) 
     if isinstance(function, torch.nn.Module) or not callable(function):
         return function
 
-    def stand_in(**kwargs: Any) -> list[float]:
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip((each.name for each in signature.parameters(function)), args)) | kwargs
+        if training.evaluated is not None:
+            training.evaluated.setdefault(number, given)
+            return substitute_rewards(len(given["completions"]), generations, number)
         training.called.add(number)
+        if "completions" not in given:  # by a trainer of another kind: what it takes is known to the function alone
+            rewards = function(*args, **kwargs)
+            return substitute_rewards(len(rewards), generations, number) if isinstance(rewards, list) else rewards
+        training.handed.setdefault(number, given)
         if training.reward_inputs is None:
-            training.reward_inputs = dict(kwargs)
-        return substitute_rewards(len(kwargs["completions"]), generations, number)
+            training.reward_inputs = given
+        return substitute_rewards(len(given["completions"]), generations, number)
 
     stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
     return stand_in

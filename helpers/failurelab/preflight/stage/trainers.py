@@ -65,13 +65,17 @@ def _train(run: Any, original: Callable[..., Any], trainer: Any, args: tuple, kw
     if run.training:
         return original(trainer, *args, **kwargs)  # a trainer's own train() that calls its parent's
     run.training = True
+    run.resume = kwargs.get("resume_from_checkpoint", args[0] if args else None)
     output = run.train(original, trainer)  # which ends the process, but for a training that a later one follows
     if not run.real:
         models.seem_trained(trainer.model, std=0.01)  # little: a small checkpoint's own completions stay what they are
     return output
 
 
-def _evaluate(*_: Any) -> Any:
+def _evaluate(run: Any, original: Callable[..., Any], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if run.evaluating:
+        return original(trainer, *args, **kwargs)
+    run.calls_evaluate = True
     return collections.defaultdict(lambda: float("nan"))
 
 

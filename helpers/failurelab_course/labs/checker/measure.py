@@ -14,6 +14,7 @@ depends on the lab's kind; each has a module of its name in `kinds`, with a func
     policies    build_trainer(model_path, output_dir) -> a Trainer, whose engine is compared with it
     weights     importance_weights(policy_logps, engine_logps, mask), of a loop of one's own
     step        build_trainer(model_path, output_dir) -> a Trainer, whose steps are compared with the textbook's
+    ranks       build_trainer(model_path, output_dir) -> the same of two processes, which train together
     log_probs   log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
 It runs in the era's Python, in a process of its own (see `server`).

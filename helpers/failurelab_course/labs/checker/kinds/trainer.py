@@ -121,13 +121,14 @@ class Kept:
             handle.remove()
 
 
-class _Stop(transformers.TrainerCallback):
+class Stop(transformers.TrainerCallback):
     """Ends training after so many steps; the schedule of learning rates stays that of the whole run."""
 
     def __init__(self, steps: int):
         self.steps = steps
 
     def on_step_end(self, args, state, control, **_):
+        """End training after the last of these steps."""
         control.should_training_stop |= state.global_step >= self.steps
 
 
@@ -135,7 +136,7 @@ def train(trainer: transformers.Trainer, run: CheckRun) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
     if run.stop_after:
-        trainer.add_callback(_Stop(run.stop_after))
+        trainer.add_callback(Stop(run.stop_after))
     try:
         with watched(trainer.model, run, lambda: trainer.state.max_steps):
             trainer.train()

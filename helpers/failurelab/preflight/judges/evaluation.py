@@ -1,0 +1,192 @@
+"""Evaluation and resuming: what a run comes to only after hours, or where it begins.
+
+One batch of each evaluation set is evaluated in the cut run (`stage.evaluation`), and the script's reward functions are
+asked with what they are handed there: columns that only the training set has are missing. Of a checkpoint to resume
+from, the folder is looked at: whether it is there, and of this model and trainer. Nothing is loaded from it.
+
+Upstream: transformers `Trainer.train(resume_from_checkpoint=...)` and `get_last_checkpoint`; trl's `RepeatSampler`.
+"""
+
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from failurelab._unwrap import has_adapter
+from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.plan import planned_steps
+from failurelab.preflight.judges.updates import policy_load
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.training import Training
+from failurelab.rewards import signature
+from failurelab.rewards.asking import Asker
+
+EVALUATION, RESUME = "evaluation", "resume"
+_SAME = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")  # of two configurations
+
+
+def asks_for_evaluation(training: Training) -> bool:
+    """Return whether the script asks for evaluation: by its arguments, or by a call."""
+    source = training.source.text if training.source else ""
+    called = training.calls_evaluate or re.search(r"\btrainer\w*\s*\.\s*evaluate\s*\(", source)
+    return bool(cuts.evaluates(training.arguments) or training.arguments.get("eval_on_start") or called)
+
+
+def judge_evaluation(training: Training) -> Iterator[Finding]:
+    """Tell what came of one batch of each evaluation set, which the run has evaluated."""
+    if not asks_for_evaluation(training):
+        yield Finding.not_applicable(EVALUATION, "the script asks for none")
+        return
+    if getattr(training.trainer, "eval_dataset", None) is None and not training.evaluations:
+        why = "the trainer has no evaluation set: where evaluate() is given one, it is not run here"
+        if cuts.evaluates(training.arguments):
+            said = "evaluation is asked for (eval_strategy), and the trainer is given no eval_dataset"
+            refused = "transformers refuses it in most releases; no edit of the script says which set is meant"
+            yield Finding.suspected(EVALUATION, said, refused, "Give eval_dataset, or take eval_strategy out.")
+        else:
+            yield Finding.not_checked(EVALUATION, why)
+        return
+    if not training.evaluations:
+        yield Finding.not_checked(EVALUATION, training.not_evaluated or "training ended before it")
+        return
+    for name, (handed, error) in training.evaluations.items():
+        yield from _judge_set(training, name, handed, error)
+
+
+def _judge_set(training: Training, name: str, handed: dict[int, Any], error: str) -> Iterator[Finding]:
+    """Judge one evaluation set by what each reward function was handed, and the error that ended the batch."""
+    which = f"the evaluation set {name!r}" if name else "the evaluation set"
+    functions, lacking = list(training.trainer.reward_funcs), False
+    for place, given in handed.items():
+        function, known = functions[place], training.handed.get(place)
+        if isinstance(function, torch.nn.Module) or known is None:
+            continue
+        missing = [column for column in signature.asked_columns(function) if column in known and column not in given]
+        before, after = (_ask(function, inputs) for inputs in (known, given))
+        raises = after.error if not before.error and not before.unasked else ""
+        if not missing and not raises:
+            continue
+        lacking, key = True, signature.key_of(functions, place)
+        columns = f", which lacks the column {' and '.join(map(repr, missing))}" * bool(missing)
+        said = f"; it raises {raises}" if raises else "; it goes on without it, and the score means nothing"
+        repair = f"Give it {' and '.join(map(repr, missing)) or 'the same columns'}, as the training set has."
+        yield Finding(
+            EVALUATION,
+            f"{key} is asked about {which}{columns}{said}: the run ends, or errs, at its first evaluation",
+            repair,
+            tried="with rows of the training set in its place the same function is called without an error",
+            part=f"reward_funcs[{place}]",
+            fault=name,
+        )
+    if error and training.trains_evaluated:
+        yield Finding(
+            EVALUATION,
+            f"one batch of {which} ends in {error}",
+            "Look at what its rows have otherwise than those of the training set.",
+            tried="a batch of the training set in its place is evaluated without an error",
+            part=name or "eval_dataset",
+        )
+    elif error and not _evaluates_itself(training.trainer):
+        said = f"one batch of {which} ends in {error}: the GRPOTrainer of this release has no evaluation of its own"
+        why = "one of the training set ends so too, and no edit of the script undoes it"
+        yield Finding.suspected(EVALUATION, said, why, "Take eval_strategy out, or upgrade to trl 0.15 or later.")
+    elif error:
+        yield Finding.not_checked(
+            EVALUATION, f"one batch of {which} ends in {error}, and so does one of the training set: perhaps by the cut"
+        )
+    elif not lacking:
+        yield Finding.held(
+            EVALUATION,
+            f"one batch of {which} was evaluated, and {len(handed)} reward function(s) were handed what they ask for",
+            "a set without a column that a function asks for would be told",
+        )
+
+
+def _evaluates_itself(trainer: Any) -> bool:
+    """Whether a trainer makes its inputs in an evaluation too; GRPO's rows are no inputs of a model."""
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__name__ == "GRPOTrainer"]
+    return not kinds or any("prediction_step" in vars(kind) for kind in kinds)
+
+
+def _ask(function: Any, inputs: dict[str, Any]) -> Any:
+    count = len(inputs["completions"])
+
+    def make(places: Any) -> dict[str, Any]:
+        rows = {name: value for name, value in inputs.items() if isinstance(value, list) and len(value) == count}
+        return {**inputs, **{name: [value[place] for place in places] for name, value in rows.items()}}
+
+    return Asker(function, 5.0).ask(make, count)
+
+
+def judge_resume(training: Training) -> Iterator[Finding]:
+    """Look at the folder that training goes on from."""
+    asked, output = training.resume, str(training.arguments.get("output_dir") or "")
+    if not asked:
+        if training.arguments.get("resume_from_checkpoint"):
+            said = "resume_from_checkpoint is an argument of the config alone, and no Trainer reads it there"
+            why = "train() begins anew, if nothing else in the script gives it on"
+            repair = "Give it to the call: trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
+            yield Finding.suspected(RESUME, said, why, repair)
+            return
+        yield Finding.not_applicable(RESUME, "training begins anew")
+        return
+    folder = _last_checkpoint(output) if asked is True else pathlib.Path(str(asked))
+    if folder is None or not folder.is_dir():
+        what = f"{output or 'output_dir'} has no checkpoint" if asked is True else f"{asked} is not there"
+        said = f"training is to go on from a checkpoint, and {what} (from {os.getcwd()}): transformers ends in an error"
+        why = "it may lie on the machine that trains"
+        yield Finding.suspected(RESUME, said, why, "Resume only where a checkpoint is there: get_last_checkpoint.")
+        return
+    if faults := list(_faults(training, folder)):
+        said, why = f"{folder}: {'; '.join(faults)}", "by its files alone; nothing was loaded from it"
+        yield Finding.suspected(RESUME, said, why, "Give a checkpoint that this script's own run has saved.")
+        return
+    why = f"{folder} is of this model and trainer by its files; whether they load, and what is skipped, is not tried"
+    yield Finding.not_checked(RESUME, why)
+
+
+def _last_checkpoint(output: str) -> pathlib.Path | None:
+    """Return the last checkpoint of a folder, as transformers finds it."""
+    folders = pathlib.Path(output).glob("checkpoint-*") if output else ()
+    numbered = [folder for folder in folders if folder.is_dir() and folder.name.rpartition("-")[2].isdigit()]
+    return max(numbered, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+
+
+def _faults(training: Training, folder: pathlib.Path) -> Iterator[str]:
+    """Yield why a folder is no checkpoint of this model and trainer."""
+    state = _read(folder / "trainer_state.json")
+    if state is None:
+        yield "it has no trainer_state.json that can be read, so it is no checkpoint of a Trainer"
+        return
+    steps, done = planned_steps(training), state.get("global_step")
+    if steps and isinstance(done, int) and done >= steps:
+        yield f"it is of step {done}, and about {steps} are planned: the run ends at once"
+    adapter, config = _read(folder / "adapter_config.json"), _read(folder / "config.json")
+    if has_adapter(training.trainer.model) and adapter is None:
+        yield "the model has adapters, and it has no adapter_config.json"
+    elif adapter is not None and not has_adapter(training.trainer.model):
+        yield "it holds an adapter, and the model has none"
+    load = policy_load(training)
+    if config is not None and load is not None:
+        pairs = {name: (config.get(name), getattr(load.config, name, None)) for name in _SAME}
+        other = [f"{name} {theirs} and not {own}" for name, (theirs, own) in pairs.items() if theirs and own != theirs]
+        if other:
+            yield f"it is of another model: {', '.join(other)}"
+    if adapter is not None:
+        own = next(iter(getattr(training.trainer.model, "peft_config", {}).values()), None)
+        rank = getattr(own, "r", None)
+        if rank and adapter.get("r") and adapter["r"] != rank:
+            yield f"its adapter has r={adapter['r']}, and the model's has r={rank}"
+
+
+def _read(file: pathlib.Path) -> dict[str, Any] | None:
+    """Return what a JSON file holds; None where there is none."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None

@@ -1,0 +1,132 @@
+"""What an engine that draws for a trainer was asked, and what it gave: ids, and their log-probabilities.
+
+An engine is looked for on the trainer at hand, in this order, and listened to where trl calls it:
+
+- `trainer.vllm_generation`, from trl 0.28 on: colocated or a server, and the completions of this process;
+- `trainer.llm`, a colocated engine before that: given texts, or ids;
+- `trainer.vllm_client`, a server before that: given texts, it answers with ids;
+- `model.generate_batch`, transformers' continuous batching.
+
+An engine's log-probabilities are those of the distribution that it drew from, after the temperature.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Answer = tuple[Sequence[int], Sequence[int], Sequence[float] | None]  # a prompt, a completion, its log-probabilities
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """What draws for a trainer.
+
+    Attributes:
+        owner: whose method is listened to.
+        name: of the method.
+        read: takes the arguments of a call, by name, and what it returned; gives the answers, one for each completion.
+        temperature: takes the same arguments; gives the temperature that was asked for, or None.
+    """
+
+    owner: Any
+    name: str
+    read: Callable[[Mapping[str, Any], Any], list[Answer]]
+    temperature: Callable[[Mapping[str, Any]], float | None]
+
+
+def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]:
+    """Return what may draw for a trainer beside its model's `generate`.
+
+    Args:
+        trainer: a trainer that is ready to train.
+        encode: gives the ids of a prompt's text.
+    """
+    model, engines = trainer.accelerator.unwrap_model(trainer.model), []
+    if callable(getattr(model, "generate_batch", None)):
+        engines.append(Engine(model, "generate_batch", _of_batch, _of_config))
+    helper = getattr(trainer, "vllm_generation", None)
+    client, llm = getattr(trainer, "vllm_client", None), getattr(trainer, "llm", None)
+    if helper is not None:
+        own = getattr(helper, "generation_kwargs", None) or {}
+        asked = own.get("temperature", getattr(helper, "temperature", None))
+        engines.append(Engine(helper, "generate", _of_helper, lambda given: asked))
+    elif llm is not None:
+        engines.append(Engine(llm, "generate", lambda given, output: _of_llm(given, output, encode), _of_parameters))
+    elif client is not None:
+        read = lambda given, output: _of_client(given, output, encode)  # noqa: E731
+        engines.append(Engine(client, "generate", read, lambda given: given.get("temperature")))
+    return engines
+
+
+def _of_helper(given: Mapping[str, Any], output: Any) -> list[Answer]:
+    if any(given.get("images") or ()):
+        raise ValueError("pictures that an engine was given are not known as the model's inputs")
+    prompts, completions, logprobs, tokens = output  # logprobs (rows, tokens, some), the ids that they are of likewise
+    answers: list[Answer] = []
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        scores = None
+        if logprobs is not None:
+            ids = tokens[number] if tokens is not None else [[token] for token in completion]
+            scores = [_number(some[own.index(token)]) for token, some, own in zip(completion, logprobs[number], ids)]
+        answers.append((prompt, completion, scores))
+    return answers
+
+
+def _of_llm(given: Mapping[str, Any], output: Any, encode: Callable[[str], list[int]]) -> list[Answer]:
+    answers: list[Answer] = []
+    for asked, request in zip(given["prompts"], output, strict=True):
+        if isinstance(asked, Mapping) and asked.get("multi_modal_data"):
+            raise ValueError("pictures that an engine was given are not known as the model's inputs")
+        prompt = getattr(request, "prompt_token_ids", None)
+        prompt = _ids(asked, encode) if prompt is None else prompt
+        for answer in request.outputs:
+            scores = answer.logprobs if hasattr(answer, "logprobs") else None
+            if scores is not None:
+                scores = [_number(some[token].logprob) for token, some in zip(answer.token_ids, scores)]
+            answers.append((prompt, answer.token_ids, scores))
+    return answers
+
+
+def _of_client(given: Mapping[str, Any], output: Any, encode: Callable[[str], list[int]]) -> list[Answer]:
+    if any(given.get("images") or ()):
+        raise ValueError("pictures that an engine was given are not known as the model's inputs")
+    copies = int(given.get("n", 1))
+    completions, scores = output, None
+    if isinstance(output, Mapping):
+        completions, scores = output["completion_ids"], output.get("logprobs")
+    prompts = [_ids(prompt, encode) for prompt in given["prompts"] for _ in range(copies)]
+    answers: list[Answer] = []
+    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        own = (
+            None
+            if scores is None
+            else [_number(each[0] if isinstance(each, list) else each) for each in scores[number]]
+        )
+        answers.append((prompt, completion, own))
+    return answers
+
+
+def _of_batch(given: Mapping[str, Any], output: Any) -> list[Answer]:
+    """Return what each request drew; its own prompt says which it is, in whatever order they ended."""
+    return [(answer.prompt_ids, answer.generated_tokens, None) for answer in output.values()]
+
+
+def _of_config(given: Mapping[str, Any]) -> float | None:
+    return getattr(given.get("generation_config"), "temperature", None)
+
+
+def _of_parameters(given: Mapping[str, Any]) -> float | None:
+    return getattr(given.get("sampling_params"), "temperature", None)
+
+
+def _ids(prompt: Any, encode: Callable[[str], list[int]]) -> Sequence[int]:
+    """Return the ids of a prompt that an engine was given as a text or as ids, alone or in a dictionary."""
+    if isinstance(prompt, Mapping):
+        prompt = prompt.get("prompt_token_ids") or prompt["prompt"]
+    return encode(prompt) if isinstance(prompt, str) else prompt
+
+
+def _number(value: float | None) -> float:
+    """Return a log-probability; NaN where an engine has none."""
+    return math.nan if value is None else float(value)

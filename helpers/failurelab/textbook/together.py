@@ -1,0 +1,192 @@
+"""One optimizer step of several processes: the evidence of all, and what only several of them can do wrong.
+
+Rows of the ranks follow each other in the order of the ranks, as trainers gather rewards, so a group may lie on two.
+Micro-batches of the ranks are micro-batches of their own: the gradient of all is their mean.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from failurelab.textbook.algorithms import group_size
+from failurelab.textbook.definition import Definition, left_out
+from failurelab.textbook.fields import Options
+from failurelab.textbook.ranks import Ranks, fingerprint, is_spread, name_ranks
+from failurelab.textbook.recorder import Evidence
+from failurelab.textbook.rows import Row
+
+DRIFTED = "weights apart between ranks"
+OWN_GRADIENTS = "gradients not averaged over the ranks"
+SAME_PROMPTS = "the same prompts on every rank"
+SAME_NUMBERS = "the same random numbers on every rank"
+LEFT_OUT = "a rank left out"
+OF_ONE = "one rank's token count taken for all"
+SUMMED = "summed over the ranks, and not averaged"
+DIVIDED = "divided by the number of ranks once too often"
+
+
+def gather(trainer: Any, evidence: Evidence) -> Evidence:
+    """Return the evidence of all ranks as one, and what is wrong with it; on each rank the same."""
+    ranks, size = evidence.ranks, group_size(trainer)
+    told = dataclasses.replace(evidence, rows=[_bare(row) for row in evidence.rows], gradient={}, asked=[])
+    every = ranks.share(_without_ranks(told))
+    micros = 1 + max((row.micro for each in every for row in each["rows"] if row.micro is not None), default=0)
+    rows: list[Row] = []
+    for rank, each in enumerate(every):
+        here = rank == ranks.number
+        for row in evidence.rows if here else each["rows"]:
+            micro = None if row.micro is None else rank * micros + row.micro
+            rows.append(dataclasses.replace(row, micro=micro, rank=rank, here=here))
+    rows, apart = _group(rows, size)
+    empty = [f"rank {rank} trains on no completion" for rank, each in enumerate(every) if not each["rows"]]
+    problems = _of_some([each["problems"] for each in every]) or empty or apart
+    temperatures = {each["temperature"] for each in every}
+    if len(temperatures) > 1:
+        problems.append("the ranks drew their completions at several temperatures")
+    wrong = [*_drifted(trainer, ranks), *_drawn_alike(rows, [each["random"] for each in every], trainer)]
+    for name in dict.fromkeys(name for each in every for name, _ in each["wrong"]):
+        lines = _of_some([[line for own, line in each["wrong"] if own == name] for each in every])
+        wrong.append((name, "; ".join(lines)))
+    not_seen = _of_some([each["not_seen"] for each in every])
+    texts = _of_some([[each["texts"]] if each["texts"] else [] for each in every])
+    evidence = dataclasses.replace(evidence, texts=(texts or [""])[0], not_seen=not_seen)
+    return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperatures.pop())
+
+
+def _without_ranks(evidence: Evidence) -> dict[str, Any]:
+    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "not_seen")
+    return {name: getattr(evidence, name) for name in names}
+
+
+def _bare(row: Row) -> Row:
+    """Return what other ranks have to know of a row: no images, and numbers on the CPU."""
+    old, rounded = ((value.cpu() if value is not None else None) for value in (row.old_logps, row.old_rounded))
+    inputs = {name: value.new_zeros(0).cpu() for name, value in row.inputs.items()}
+    return dataclasses.replace(row, old_logps=old, old_rounded=rounded, inputs=inputs)
+
+
+def _of_some(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of the ranks, each once, with the ranks that it is of where it is not of all."""
+    told = []
+    for line in dict.fromkeys(line for own in lines for line in own):
+        ranks = [rank for rank, own in enumerate(lines) if line in own]
+        told.append(line if len(ranks) == len(lines) else f"{name_ranks(ranks)}: {line}")
+    return told
+
+
+def _group(rows: Sequence[Row], size: int) -> tuple[list[Row], list[str]]:
+    """Return the rows with their groups, `size` completions after another in the order of the ranks; what is wrong."""
+    grouped, problems, seen, prompts = [], [], dict[int, int](), dict[tuple[int, int], Any]()
+    for row in rows:
+        place = seen[row.batch] = seen.get(row.batch, -1) + 1
+        group = place // size
+        if prompts.setdefault((row.batch, group), row.prompt) != row.prompt:
+            problems = [f"the completions of a prompt do not stand together in groups of {size}, in the ranks' order"]
+        grouped.append(dataclasses.replace(row, group=group))
+    if any((last + 1) % size for last in seen.values()):
+        problems = [f"{len(rows)} completions of all ranks are no groups of {size}"]
+    return grouped, problems
+
+
+def _drifted(trainer: Any, ranks: Ranks) -> list[tuple[str, str]]:
+    """Return whether the weights of some ranks are others than rank 0's; those that are spread have no copies."""
+    if is_spread(trainer.model):
+        return []
+    names = [name for name, _ in trainer.model.named_parameters()]
+    every = ranks.share(fingerprint(list(trainer.model.parameters())))
+    other = {
+        rank: [name for name, one, two in zip(names, own, every[0]) if one != two] for rank, own in enumerate(every)
+    }
+    apart = [rank for rank, differing in other.items() if differing]
+    if not apart:
+        return []
+    differing = other[apart[0]]
+    said = f"{name_ranks(apart)} trains other weights than rank 0: {len(differing)} of {len(names)} tensors differ"
+    return [(DRIFTED, f"{said}, {differing[0]} first")]
+
+
+def _drawn_alike(rows: Sequence[Row], random: Sequence[Sequence[int]], trainer: Any) -> list[tuple[str, str]]:
+    """Return whether ranks got the same prompts, or drew with the same random numbers."""
+    wrong, count = [], len(random)
+    own = [[(row.batch, row.prompt) for row in rows if row.rank == rank] for rank in range(count)]
+    groups = [{(row.batch, row.group) for row in rows if row.rank == rank} for rank in range(count)]
+    drew = all(numbers == random[0] and all(numbers) for numbers in random) and bool(random[0])
+    if drew and any(
+        set(own[0]) & set(other) for other in own[1:]
+    ):  # of other prompts they are other draws all the same
+        said = "the generators of all ranks were in the same state as their completions were drawn"
+        wrong.append((SAME_NUMBERS, f"{said}, so that ranks with the same prompt draw the same"))
+    apart = not any(groups[0] & other for other in groups[1:])
+    if apart and all(each == own[0] for each in own) and (len(set(own[0])) > 2 or _never_twice(trainer)):
+        said = f"all {count} ranks got the same {len(set(own[0]))} prompts, in groups of their own"
+        wrong.append((SAME_PROMPTS, f"{said}: the sampler does not know of the others"))
+    return wrong
+
+
+def _never_twice(trainer: Any) -> bool:
+    """Whether no prompt stands in the dataset twice, so that two groups of a generation cannot have the same."""
+    try:
+        prompts = [str(prompt) for prompt in trainer.train_dataset["prompt"][:10000]]
+    except (KeyError, TypeError):
+        return False
+    return len(set(prompts)) == len(prompts)
+
+
+def tokens_of(rows: Sequence[Row], options: Options) -> list[int]:
+    """Return how many tokens each rank trains on in this step."""
+    trained = [row for row in rows if row.micro is not None and not left_out(row, options)]
+    return [
+        sum(row.length() for row in trained if row.rank == rank) for rank in range(1 + max(row.rank for row in rows))
+    ]
+
+
+def name_factors(factors: Sequence[float], tokens: Sequence[int], is_one: Callable[[float], bool]) -> tuple[str, str]:
+    """Return what is known by the factors of the ranks' parts of a gradient: a name, or "", and a line."""
+    told = f"the ranks' parts of the gradient are multiplied by {', '.join(f'{each:.3g}' for each in factors)}"
+    lost = [rank for rank, factor in enumerate(factors) if abs(factor) < 0.01]
+    rest = [factor for factor in factors if abs(factor) >= 0.01]
+    if lost and rest and all(is_one(factor / rest[0]) for factor in rest):
+        return LEFT_OUT, f"{name_ranks(lost)} has no part in the gradient: {told}"
+    shares = [factor * count for factor, count in zip(factors, tokens)]
+    if shares[0] and all(is_one(share / shares[0]) for share in shares):
+        return "each rank divides by its own tokens", told
+    return "", told
+
+
+def advantages_between(rows: Sequence[Row], definition: Definition) -> list[tuple[str, Callable[..., torch.Tensor]]]:
+    """Return what ranks may take for their rows' advantages, a line each and the function of the definition."""
+    places: dict[tuple[int, int], list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault((row.batch, row.rank), []).append(place)
+    count = 1 + max(row.rank for row in rows)
+    ranks = torch.tensor([row.rank for row in rows])
+    same = ranks[:, None] == ranks  # (R, R)
+    functions: list[tuple[str, Callable[..., torch.Tensor]]] = []
+
+    def taken(source: Callable[[int], int]) -> Callable[..., torch.Tensor] | None:
+        index = list(range(len(rows)))
+        for (batch, rank), own in places.items():
+            others = places.get((batch, source(rank)), [])
+            if len(others) != len(own):
+                return None
+            for place, other in zip(own, others):
+                index[place] = other
+        return lambda *given: definition.advantages(*given)[index]
+
+    for line, source in (
+        ("every rank takes those of rank 0's rows", lambda rank: 0),
+        ("every rank takes those of the next one's rows", lambda rank: (rank + 1) % count),
+        ("every rank takes those of the last one's rows", lambda rank: count - 1),
+    ):
+        function = taken(source)
+        if function is not None and (count > 2 or "last" not in line):
+            functions.append((line, function))
+    functions.append(
+        (
+            "groups and batch are those of a rank alone",
+            lambda rewards, group, batch, *more: definition.advantages(rewards, group & same, batch & same, *more),
+        )
+    )
+    return functions

@@ -1,0 +1,148 @@
+"""Completions of several turns: which of their tokens the policy drew, by the ids alone.
+
+A later turn is drawn behind a prompt that begins with an earlier prompt and its completion. What stands between that
+completion and the new tokens was given: by a tool, an environment, or the template of the chat. Given tokens are read,
+and not trained on. Where the later prompt begins with the earlier one and goes on with other ids than were drawn, the
+template or the tokenizer has rendered the turn anew (F18).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from failurelab.textbook.rows import Ids, Row
+
+RENDERED = "a turn rendered otherwise than it was drawn"
+MASK = "the environment's mask"
+Decode = Callable[[Ids], str]
+SHOWN = 4  # ids of a line
+
+
+def join(known: Sequence[Row], drawn: Sequence[Row]) -> list[Row]:
+    """Return the rows with what was drawn since: a later turn makes its row longer, all else is a row of its own."""
+    rows, used = list(known), set[int]()
+    for later in drawn:
+        place = _earlier(rows[: len(known)], later, used)
+        if place is None:
+            rows.append(later)
+        else:
+            used.add(place)
+            rows[place] = _longer(rows[place], later)
+    return rows
+
+
+def _earlier(rows: Sequence[Row], later: Row, used: set[int]) -> int | None:
+    """Return the place of the row that a later turn goes on: that with the most tokens of those that it begins with."""
+    begun = {place: _begun(row, later) for place, row in enumerate(rows) if place not in used}
+    found = [place for place, length in begun.items() if length]
+    return max(found, key=lambda place: len(rows[place].prompt) + begun[place], default=None)  # of several, the first
+
+
+def _begun(row: Row, later: Row) -> int:
+    """Return how many tokens of a row's completion a later prompt begins with, behind its prompt; 0: it does not.
+
+    All of them, or all but the last, where that is an end: a loop may take it off before the next turn.
+    """
+    start = len(row.prompt)
+    for length in range(len(row.completion), len(row.completion) - 1 - row.ended, -1):
+        own = start + length
+        if not length or own >= len(later.prompt) or later.prompt[own - 1] != row.completion[length - 1]:
+            continue  # without a look at the rest, which takes longer
+        if later.prompt[:own] == row.prompt + row.completion[:length]:
+            return length
+    return 0
+
+
+def _longer(row: Row, later: Row) -> Row:
+    start, end = _begun(row, later), len(later.prompt) - len(row.prompt)
+    scores = None
+    if row.engine_logps is not None and later.engine_logps is not None:
+        between = row.engine_logps.new_full((end - start,), torch.nan)
+        scores = torch.cat([row.engine_logps[:start], between, later.engine_logps])
+    return dataclasses.replace(
+        later,
+        prompt=row.prompt,
+        completion=later.prompt[len(row.prompt) :] + later.completion,
+        given=row.given | frozenset(range(start, end)),
+        padded=row.padded,
+        inputs=row.inputs,
+        engine_logps=scores,
+    )
+
+
+def pad_alike(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of a generation with the lengths of the longest, as trainers pad them where turns were joined."""
+    if not any(row.given for row in rows):
+        return list(rows)
+    width, length = (max(len(own) for own in each) for each in zip(*((row.prompt, row.completion) for row in rows)))
+    return [dataclasses.replace(row, padded=(max(width, row.padded[0]), length)) for row in rows]
+
+
+def rendered_anew(rows: Sequence[Row], decode: Decode) -> str:
+    """Return of how many turns the next one's prompt has other ids than were drawn, and an example; "" if of none."""
+    lines = []
+    for later in rows:
+        for row in rows:
+            start = len(row.prompt)
+            if row is later or not 0 < start < len(later.prompt) or later.prompt[:start] != row.prompt:
+                continue
+            if row.completion and not _begun(row, later):
+                lines.append(_differ(row.completion, later.prompt[start:], decode))
+                break
+    if not lines:
+        return ""
+    return f"the next turn's prompt has other ids than were drawn before, of {len(lines)} completions: {lines[0]}"
+
+
+def encoded_again(row: Row, drawn: Sequence[Row], decode: Decode) -> str:
+    """Return where a completion has the text of one that was drawn behind the same prompt, and other ids; else ""."""
+    text = decode(row.completion)
+    for other in drawn:
+        if other.prompt == row.prompt and other.completion != row.completion and decode(other.completion) == text:
+            return f"a completion has other ids than were drawn: {_differ(other.completion, row.completion, decode)}"
+    return ""
+
+
+def _differ(drawn: Ids, given: Ids, decode: Decode) -> str:
+    place = next((at for at, (one, two) in enumerate(zip(drawn, given)) if one != two), min(len(drawn), len(given)))
+    own, other = (list(ids[place : place + SHOWN]) for ids in (drawn, given))
+    texts = f"{decode(tuple(own))!r} and {decode(tuple(other))!r}"
+    return f"from token {place} on {own} were drawn, and {other} stand there ({texts})"
+
+
+def match(row: Row, drawn: Sequence[Row]) -> Row | None:
+    """Return the one of those that were drawn that a row is, or is the beginning of; None if it is not known."""
+    length = len(row.completion)
+    same = (other for other in drawn if other.prompt == row.prompt and other.completion[:length] == row.completion)
+    return next(same, None)
+
+
+def wrong_mask(row: Row, mask: Sequence[int], true: Row | None) -> str:
+    """Return what is wrong with the mask that a rollout function returned for a row; "" if nothing is known to be.
+
+    Args:
+        row: with the completion that it returned.
+        mask: 1 for a token of the policy's, 0 for one that was given; what it lacks counts as 1.
+        true: what was drawn, where that was seen.
+    """
+    length = len(row.completion)
+    if len(mask) != length:
+        kind = "shorter" if len(mask) < length else "longer"
+        return f"is {kind} than its completion: {len(mask)} for {length} tokens"
+    if true is None:
+        return ""
+    right = [int(place not in true.given) for place in range(length)]
+    told = [int(bool(own)) for own in mask]
+    if told == right:
+        return ""
+    away = [place for place in range(length) if told[place] != right[place]]
+    trained = sum(told[place] for place in away)
+    counts = f"{trained} tokens that were given are marked as the policy's, {len(away) - trained} of its own are not"
+    if all(told):
+        return f"marks no token as given: {counts}"
+    if told[1:] == right[:-1]:
+        return f"is shifted by one to the right: {counts}"
+    if told[:-1] == right[1:]:
+        return f"is shifted by one to the left: {counts}"
+    return f"is the opposite of what was drawn: {counts}" if len(away) == length else f"is wrong: {counts}"

@@ -1,0 +1,78 @@
+"""The kind `ranks`: a trainer in two real processes, by gloo, whose optimizer steps are held against the textbook.
+
+As the kind `trainer`, in a launch such as `torchrun --nproc_per_node 2 train.py` makes. The check itself is rank 0, and
+figures are rank 0's. Rank 1 is forked: it imports the script anew, builds its trainer and trains beside rank 0. In
+addition two steps of both are compared with GRPO's definition, as the kind `step` does it.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import traceback
+import types
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from failurelab import textbook
+from failurelab_course.labs.checker.base import CheckRun, import_script
+from failurelab_course.labs.checker.kinds import trainer as trainer_kind
+from failurelab_course.labs.checker.kinds.step import NOTHING, STEPS
+
+
+def measure(script: types.ModuleType, run: CheckRun) -> None:
+    """Train the script's trainer in two processes, and fill in `run.metrics`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with mock.patch.dict(os.environ, launch | {"RANK": "0", "LOCAL_RANK": "0"}), _beside(script, run):
+        fresh = import_script(script.__file__)  # a script may ask for its rank as it is imported
+        trainer_kind.measure(fresh, run, _compared)
+
+
+@contextlib.contextmanager
+def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
+    metrics = run.metrics
+    metrics |= {"ranks_cosine": None, "ranks_size": None, "ranks_found": None}
+    with textbook.compare(trainer, STEPS, with_suspects=False) as comparison:
+        try:
+            yield
+        finally:
+            reports = comparison.reports
+            if reports and all(report.verdict != "NOT CHECKED" for report in reports):
+                apart = [report.apart or NOTHING for report in reports]
+                metrics["ranks_cosine"] = min(each.cosine for each in apart)
+                metrics["ranks_size"] = max((each.size for each in apart), key=lambda size: abs(size - 1))
+                metrics["ranks_found"] = next((report.named for report in reports if report.named), "")
+
+
+@contextlib.contextmanager
+def _beside(script: types.ModuleType, run: CheckRun) -> Iterator[None]:
+    """Within the block rank 1 runs; it is ended with the block."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.environ |= {"RANK": "1", "LOCAL_RANK": "1"}
+            _train(import_script(script.__file__), run)
+            status = 0
+        except BaseException:  # in the check's output, beside what rank 0 says of it
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _train(script: types.ModuleType, run: CheckRun) -> None:
+    trainer = trainer_kind.build_trainer(script, run)
+    if run.stop_after:
+        trainer.add_callback(trainer_kind.Stop(run.stop_after))
+    with textbook.compare(trainer, STEPS, with_suspects=False):
+        trainer.train()

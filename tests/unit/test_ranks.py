@@ -1,0 +1,177 @@
+"""One optimizer step of several processes beside its definition: two real ones, by gloo, in every way of training.
+
+A launch runs many cases one after another (`ranks_child`).
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+from ranks_child import PHASES, UNLIKE, launch, run_cases
+from small import qwen2
+
+from failurelab.textbook import apart, gradient, rows, together
+from failurelab.textbook.fields import Options
+from failurelab.textbook.ranks import ALONE, Ranks
+
+HEALTHY = {
+    "DDP": ("ddp=", "groups on both ranks=", "grpo", "bnpo", "scaled by the batch", "two steps from a generation="),
+    "DDP, more": ("beta", "an epoch's rest", "checkpointing", "bf16", "lora=", "entropy"),
+    "Online DPO": ("online dpo=", "online dpo lora", "online dpo bf16"),
+    "RLOO": ("rloo=", "rloo groups on both ranks", "rloo normalized"),
+    "ZeRO": ("zero1=", "zero2=", "zero3=", "zero2 bf16", "zero3 two steps from a generation"),
+    "ZeRO-3, more": ("zero3 lora=", "zero3 bf16", "zero3 beta", "zero3 checkpointing"),
+    "FSDP2": ("fsdp2=", "fsdp2 two steps from a generation", "fsdp2 lora=", "fsdp2 checkpointing", "fsdp2 bf16"),
+}
+PLANTED = {
+    "rank left out": together.LEFT_OUT,
+    "summed": together.SUMMED,
+    "divided twice": together.DIVIDED,
+    "tokens of rank 0": together.OF_ONE,
+    "own tokens": "each rank divides by its own tokens",
+    "same prompts": together.SAME_PROMPTS,
+    "same numbers": together.SAME_NUMBERS,
+    "advantages of rank 0": "advantages mixed between ranks",
+    "weights apart": together.DRIFTED,
+    "batch dropped": "one rank's batch dropped",
+    "not averaged": together.OWN_GRADIENTS,
+    "online dpo rank left out": together.LEFT_OUT,
+    "another temperature": "temperature",
+    "another temperature in bf16": "temperature",
+    "opposite sign": "opposite sign",
+    "fsdp2 rank left out": together.LEFT_OUT,
+    "zero2 rank left out": together.LEFT_OUT,
+    "zero3 rank left out": together.LEFT_OUT,
+}
+PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:16], tuple(PLANTED)[16:])  # DeepSpeed's by themselves
+COMPILER = bool(shutil.which("g++") or shutil.which("c++"))  # which builds DeepSpeed's operation for the CPU
+
+
+def skip_without_compiler(*names):
+    if not COMPILER and any("zero" in name or "gathered" in name for name in names):
+        pytest.skip("no C++ compiler builds DeepSpeed's operation")
+
+
+def answers(folder, *names, count=2):
+    """Run cases in so many processes; return the answers of each rank, in the order of the cases."""
+    skip_without_compiler(*names)
+    launch(folder, run_cases, names, count=count)
+    paths = [folder / f"answers-{rank}" for rank in range(count)]
+    return [[json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in paths]
+
+
+def held(every):
+    """Hold that every case is right on each rank, in the same words, and ends with the weights of a run without."""
+    for own in zip(*every, strict=True):
+        for answer in own:
+            assert "error" not in answer, answer
+            assert answer["verdict"] == "HELD" and not answer["told"], answer
+            assert answer["reason"] == own[0]["reason"]
+            assert answer["plain"] in (None, answer["weights"]), f"{answer['case']}: the run is another one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", HEALTHY)
+def test_a_way_of_training_holds_on_both_ranks_and_the_run_is_the_same(way, tmp_path):
+    every = answers(tmp_path, *HEALTHY[way])
+    assert [len(own) for own in every] == [len(HEALTHY[way])] * 2
+    held(every)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", PARTS, ids=lambda names: names[0])
+def test_each_mistake_of_several_processes_is_named_on_all_ranks_and_told_once(names, tmp_path):
+    every = answers(tmp_path, *names)
+    assert [len(own) for own in every] == [len(names)] * 2
+    for answer in (answer for own in every for answer in own):
+        assert answer.get("verdict") == "FOUND" and answer["named"] == PLANTED[answer["case"]], answer
+        assert bool(answer["told"]) == (answer["rank"] == 0), answer
+
+
+@pytest.mark.slow
+def test_deepspeed_in_one_process_holds(tmp_path):
+    (own,) = answers(tmp_path, "zero2=", "zero3=", count=1)
+    assert len(own) == 2
+    held([own])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_that_dies_is_named_and_the_other_ends_as_without_the_guard(phase, tmp_path):
+    first, second = answers(tmp_path, f"dies {phase}")
+    told = " ".join(first[0]["told"])
+    assert "could not check" in told and "rank 1" in told, first
+    assert not second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["before the meeting", "before a comparison", "in a pass"])
+def test_a_rank_that_hangs_is_told_and_both_go_on_at_the_weights_of_a_run_without(phase, tmp_path):
+    """It is waited for in the store, twice, and in a call of all processes."""
+    for own in answers(tmp_path, f"hangs {phase}="):
+        assert own and not own[0]["ended in"] and own[0]["weights"] == own[0]["plain"], own
+        told = " ".join(own[0]["told"])
+        assert "could not check" in told and ("rank 1" in told or own[0]["rank"]), own  # each says it, for itself
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "phase", [phase for phase in PHASES if phase not in ("before the meeting", "as weights are gathered")]
+)
+def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(phase, tmp_path):
+    for own in answers(tmp_path, f"raises {phase}="):
+        assert own[0]["weights"] == own[0]["plain"], own
+        assert "of this rank alone" in " ".join(own[0]["told"]) or own[0]["rank"], own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(name, tmp_path):
+    """It has no guard, another script, another release, or no evidence."""
+    first, second = answers(tmp_path, f"{name}=")
+    told = {
+        "a guard on rank 0 alone": "rank 1 did not come",
+        "another script": "the script is",
+        "another release": "trl is 0.0.1 on rank 1",
+        "no evidence": "rank 1: no reward function was asked",
+    }
+    assert told[name] in " ".join(first[0]["told"]), first
+    assert all(own[0]["weights"] == own[0]["plain"] for own in (first, second))
+
+
+class Two(Ranks):
+    """A rank whose other one says what it says itself, and has no rows."""
+
+    def share(self, value):
+        return [value, value]
+
+
+def test_rows_of_other_ranks_count_where_the_loss_is_divided_and_have_no_gradient_here():
+    """The parts of two ranks, computed one after the other, add up to the gradient of all rows."""
+    made = rows.rows_of([(1, 2)] * 4, [(3, 4), (5,), (6, 7, 8), (9, 2)], [(1.0,), (0.0,), (0.5,), (2.0,)], [0] * 4, [2])
+    options, model = Options(loss_type="dapo"), qwen2()
+    every = [dataclasses.replace(row, rank=number // 2, micro=number // 2) for number, row in enumerate(made)]
+    whole = gradient.expected_gradient(model, every, options)
+    parts = [
+        gradient.expected_gradient(model, [dataclasses.replace(row, here=row.rank == rank) for row in every], options)
+        for rank in (0, 1)
+    ]
+    total = {name: parts[0][name] + parts[1][name] for name in whole}
+    assert apart.measure_apart(total, whole).distance < 1e-5 and apart.norm(parts[0]) / apart.norm(whole) > 0.1
+
+
+def test_an_error_of_one_rank_is_raised_on_all_of_its_kind():
+    with pytest.raises(gradient.OutOfMemory, match="rank 0: no room"):
+        Two(1, 2).agree(lambda: (_ for _ in ()).throw(gradient.OutOfMemory("no room")))
+    assert ALONE.total(lambda: 2.0) == 2.0 and ALONE.share("own") == ["own"]
+
+
+def test_factors_of_ranks_have_names():
+    def is_one(size):
+        return math.isclose(size, 1, abs_tol=0.02)
+
+    assert together.name_factors([1.0, 0.0, 1.0], [5, 5, 5], is_one)[0] == together.LEFT_OUT
+    assert together.name_factors([0.75, 1.5], [10, 5], is_one)[0] == "each rank divides by its own tokens"
+    assert not together.name_factors([0.7, 1.1], [10, 5], is_one)[0]

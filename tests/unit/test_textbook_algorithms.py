@@ -1,0 +1,489 @@
+"""RLOO and Online DPO by their definitions, in every release: healthy steps hold, planted mistakes are named."""
+
+import contextlib
+import copy
+import dataclasses
+import inspect
+import math
+
+import pytest
+import torch
+import transformers
+import trl
+from small import lora_config, qwen2, said
+from steps import OnlineDPOConfig, OnlineDPOTrainer, before, judges, online_dpo, rloo
+
+from failurelab import guards, textbook
+from failurelab.textbook import (
+    algorithms,
+    apart,
+    definition_online_dpo,
+    fields,
+    gradient,
+    mistakes,
+    preferences,
+    suspects,
+)
+from failurelab.textbook.rows import Row
+
+NO_RLOO = before("0.22")  # another trainer, with a loop of its own
+NO_ONLINE_DPO = (
+    before("1.0")
+    and len(
+        {
+            len(inspect.signature(each._maybe_log_save_evaluate).parameters)
+            for each in (transformers.Trainer, OnlineDPOTrainer)
+        }
+    )
+    > 1
+)
+needs_rloo = pytest.mark.skipif(NO_RLOO, reason="RLOOTrainer before 0.22 has a training loop of its own")
+needs_online_dpo = pytest.mark.skipif(NO_ONLINE_DPO, reason="OnlineDPOTrainer cannot train in this stack at all")
+
+
+def compare(made, steps=(1,)):
+    with textbook.compare(made, steps) as watched:
+        made.train()
+    return watched.report
+
+
+@pytest.fixture
+def pairs(model, tokenizer, tmp_path):
+    return lambda **options: online_dpo(options.pop("model", model), tokenizer, tmp_path, **options)
+
+
+@pytest.fixture
+def groups(model, tokenizer, tmp_path):
+    return lambda **options: rloo(options.pop("model", model), tokenizer, tmp_path, **options)
+
+
+def test_every_option_of_this_release_is_listed():
+    assert textbook.unlisted(OnlineDPOConfig) == textbook.unlisted(trl.RLOOConfig) == set()
+
+
+MOVED = {"learning_rate": 1e-3, "max_steps": 4}
+PAIRS = {
+    "first step": ({}, 1),
+    "the policy has moved": (MOVED, 4),
+    "ipo": (MOVED | {"loss_type": "ipo", "beta": 0.5}, 4),
+    "adapters": ({"config": lora_config(), "max_steps": 3, "learning_rate": 1e-2}, 3),
+    "bf16": ({"bf16": True}, 1),
+    "checkpointing": ({"gradient_checkpointing": True}, 1),
+    "sampling at 0.7": ({"temperature": 0.7} | MOVED, 4),
+    "prompts that are cut": ({"max_length": 9}, 1),
+}
+
+
+@needs_online_dpo
+@pytest.mark.parametrize("case", PAIRS)
+def test_healthy_online_dpo_holds(case, pairs):
+    options, step = PAIRS[case]
+    report = compare(pairs(**options), (step,))
+    assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
+    assert ("ties" in report.reason) is not judges(), "a judge says no tie"
+
+
+GROUPS = {
+    "first step": {},
+    "the policy has moved": MOVED | {"beta": 0.2},
+    "two iterations": MOVED | {"num_iterations": 2, "beta": 0.2, "epsilon": 0.05},
+    "two steps from a generation": MOVED | {"steps_per_generation": 4, "learning_rate": 3e-3},
+    "normalized": MOVED | {"normalize_advantages": True, "beta": 0.2},
+    "rewards are clipped": {"reward_clip_range": (-0.5, 0.5)},
+    "truncated completions": MOVED | {"mask_truncated_completions": True, "max_completion_length": 2, "beta": 0.2},
+    "adapters": MOVED | {"config": lora_config(), "learning_rate": 1e-2, "beta": 0.2},
+    "bf16": {"bf16": True},
+    "sampling at 0.7": {"temperature": 0.7},
+    "weights of rewards": {"reward_weights": [3.0, 0.5]},
+}
+
+
+@needs_rloo
+@pytest.mark.parametrize("case", GROUPS)
+def test_healthy_rloo_holds(case, groups):
+    step = GROUPS[case].get("max_steps", 1)
+    report = compare(groups(**GROUPS[case]), (step,))
+    assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
+    assert case != "two iterations" or report.clipped > 0.01
+
+
+def test_rloo_with_a_loop_of_its_own_is_not_checked():
+    kind = type("RLOOTrainer", (transformers.Trainer,), {"train": lambda self: None})
+    assert "its training loop is its own" in algorithms.no_textbook(object.__new__(kind))
+    assert bool(algorithms.no_textbook(object.__new__(trl.RLOOTrainer)) and NO_RLOO) == NO_RLOO
+
+
+@needs_online_dpo
+def test_a_reward_model_gives_preferences(model, tokenizer, pairs):
+    """Its rewards are no text's: before 0.24 trl asks the model's parts, and takes the penalty off the answer."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.Qwen2Config(
+        **sizes, num_key_value_heads=2, vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id
+    )
+    judge = transformers.Qwen2ForSequenceClassification(config)
+    if judges():
+        more = {"reward_model": judge, "reward_processing_class": tokenizer}
+        made = pairs(more=more, missing_eos_penalty=0.5, max_new_tokens=2)
+    else:
+        made = pairs(
+            reward=judge, more={"reward_processing_classes": tokenizer}, missing_eos_penalty=0.5, max_new_tokens=2
+        )
+    forward = vars(judge).get("forward")
+    report = compare(made)
+    assert report.verdict == "HELD" and report.apart.cosine > 0.999
+    assert vars(judge).get("forward") is forward
+
+
+@needs_online_dpo
+def test_online_dpo_with_step_guard_ends_at_the_same_weights(trained, tokenizer, tmp_path):
+    ended = []
+    for guarded in (False, True):
+        made = online_dpo(copy.deepcopy(trained[0]), tokenizer, tmp_path, **MOVED)
+        if guarded:
+            guard = guards.StepGuard(made, every=2)
+            made.add_callback(guard)
+        made.train()
+        ended.append({name: weights.clone() for name, weights in made.model.state_dict().items()})
+    assert guard.report.verdict == "HELD" and all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+
+
+@needs_online_dpo
+def test_a_preference_that_is_another_one_when_asked_again_is_told(pairs):
+    calls = []
+
+    def turns(completions, **_):
+        calls.append(len(completions))
+        again = len(calls) > (16 if judges() else 1)  # a judge is asked of each pair
+        return [(-1) ** again * float(len(text)) for text in completions]
+
+    made = pairs(reward=turns)
+    made.add_callback(guards.StepGuard(made, ask_again=True))
+    with said() as messages:
+        made.train()
+    assert any("answers otherwise when asked again" in line for line in messages), messages
+
+
+@needs_rloo
+def test_rloo_with_step_guard_ends_at_the_same_weights(trained, tokenizer, tmp_path):
+    ended = []
+    for guarded in (False, True):
+        made = rloo(copy.deepcopy(trained[0]), tokenizer, tmp_path, **MOVED | {"beta": 0.2})
+        if guarded:
+            guard = guards.StepGuard(made, every=2)
+            made.add_callback(guard)
+        made.train()
+        ended.append({name: weights.clone() for name, weights in made.model.state_dict().items()})
+    assert guard.report.verdict == "HELD" and all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+
+
+@needs_online_dpo
+def test_micro_batches_are_added(pairs):
+    """Each release divides none of its losses by their number, which transformers' own step would do."""
+    report = compare(pairs(gradient_accumulation_steps=2, per_device_train_batch_size=8))
+    assert report.verdict == "FOUND" and report.named == "accumulation" and abs(report.apart.size - 2) < 0.01
+
+
+def scored(change):
+    """Return a trainer whose log-probabilities (rows, tokens) are changed by a function of them and of the mask."""
+
+    class Scored(OnlineDPOTrainer):
+        def _forward(self, model, prompt_ids, prompt_mask, completion_ids, completion_mask, *rest):
+            given = (model, prompt_ids, prompt_mask, completion_ids, completion_mask, *rest)
+            return change(super()._forward(*given), completion_mask, given)
+
+    return Scored
+
+
+def masked(change):
+    """Return a trainer whose mask of the completions (rows, tokens) is changed by a function of it and of the ids."""
+
+    class Masked(OnlineDPOTrainer):
+        def _generate(self, *given):
+            prompt_ids, prompt_mask, ids, mask, *rest = super()._generate(*given)
+            return (prompt_ids, prompt_mask, ids, change(mask, ids, self.processing_class.eos_token_id), *rest)
+
+    return Masked
+
+
+def shifted(logps, mask, given):
+    model, prompt_ids, prompt_mask, ids, own, *_ = given
+    logits = model(torch.cat([prompt_ids, ids], 1), attention_mask=torch.cat([prompt_mask, own], 1)).logits
+    return logits[:, prompt_ids.shape[1] :].log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
+def warm(logps, mask, given):
+    model, prompt_ids, prompt_mask, ids, own, *_ = given
+    logits = model(torch.cat([prompt_ids, ids], 1), attention_mask=torch.cat([prompt_mask, own], 1)).logits
+    logits = logits[:, prompt_ids.shape[1] - 1 : -1] / 0.7
+    return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
+def whole_length(logps, mask, given):
+    return logps / mask.sum(1, keepdim=True)
+
+
+def without_reference(logps, mask, given):
+    return logps if torch.is_grad_enabled() else torch.zeros_like(logps)
+
+
+def without_end(mask, ids, end):
+    return mask * (ids != end)
+
+
+def without_first(mask, ids, end):
+    mask = mask.clone()
+    mask[:, 0] = 0
+    return mask
+
+
+PLANTED = {
+    "reference left out": (scored(without_reference), {}, None, "reference left out"),
+    "shifted by one": (scored(shifted), {}, None, "scores shifted by one"),
+    "temperature": (scored(warm), {"temperature": 0.7}, None, "temperature of the sampling"),
+    "divided by its length": (scored(whole_length), {}, None, "divided by a completion's tokens"),
+    "end left out": (masked(without_end), {}, None, "last token left out"),
+    "first left out": (masked(without_first), {}, None, "first token left out"),
+    "padding": (masked(lambda mask, ids, end: torch.ones_like(mask)), {}, None, "padding is trained on"),
+    "swapped": (None, {}, -0.1, "chosen and rejected swapped"),
+    "swapped later": (None, MOVED | {"beta": 2.0}, -2.0, "chosen and rejected swapped"),
+    "beta": (None, MOVED | {"beta": 2.0}, 4.0, "beta"),
+}
+
+
+UNSURE = {"end left out": 0.6, "beta": 0.1}
+
+
+def stirred(model, share):
+    """Return the model with noise in its matrices, of this share of their deviation."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for matrix in (parameter for parameter in model.parameters() if parameter.ndim > 1):
+            matrix.add_(share * matrix.std() * torch.randn_like(matrix))
+    return model
+
+
+@needs_online_dpo
+@pytest.mark.parametrize("case", PLANTED)
+def test_a_mistake_planted_in_online_dpo_is_named(case, model, pairs):
+    kind, options, beta, named = PLANTED[case]
+    if case in UNSURE:  # of what a trained model is sure of nothing is learned
+        model = stirred(model, UNSURE[case])
+    made = pairs(model=model, kind=kind, **options)
+    if beta is not None:
+        made._beta = beta
+    report = compare(made, (options.get("max_steps", 1),))
+    assert report.verdict == "FOUND" and report.named == named, report
+
+
+@needs_online_dpo
+def test_a_factor_at_the_first_step_may_be_beta_and_is_not_named(pairs):
+    made = pairs()
+    made._beta = 0.3
+    report = compare(made)
+    assert report.verdict == "FOUND" and report.named is None and "beta (0.3 in place of 0.1)" in report.reason
+
+
+@needs_online_dpo
+def test_a_pair_that_nothing_was_said_of_has_no_gradient(pairs):
+    """A judge that fails says -1, a reward function None for both; trl trains on either as on any other answer."""
+
+    def sometimes(completions, **_):
+        return [None if "1" in text else float(len(text)) for text in completions]
+
+    named = "a failed judgement" if judges() else "completions without any reward"
+    report = compare(pairs(reward=sometimes))
+    assert report.verdict == "FOUND" and report.named == named and "nothing was said" in report.reason
+
+
+def advantages(change):
+    class Changed(trl.RLOOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            made = super()._generate_and_score_completions(inputs)
+            return made | {"advantages": change(made["advantages"])}
+
+    return Changed
+
+
+@needs_rloo
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (lambda worth: worth * 3 / 4, "baseline"),
+        (lambda worth: -worth, "opposite sign"),
+        (lambda worth: worth / 100, "constant factor"),
+        (lambda worth: (worth - worth.mean()) / (worth.std() + 1e-4), "normalize_advantages"),
+    ],
+)
+def test_a_mistake_planted_in_rloo_is_named(change, named, groups):
+    report = compare(groups(kind=advantages(change)))
+    assert report.verdict == "FOUND" and report.named == named, report
+
+
+@needs_rloo
+@pytest.mark.parametrize("times", [0.0, -1.0])
+def test_a_divergence_that_the_rewards_lack_is_named(times, groups):
+    made = groups(**MOVED | {"beta": 0.5, "learning_rate": 3e-3})
+    made.beta *= times
+    report = compare(made, (4,))
+    assert report.verdict == "FOUND" and report.named == "KL divergence", report
+
+
+# Each suspect as a trainer would make it: its gradient is held against the definition's, on rows made by hand.
+def rows_of_pairs():
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    rewards = [(1.0, 0.0), (0.5, 0.5), (None, None), (0.2, 0.9), (None, -1.0), (3.0, 2.5), (0.7, 0.0), (1.0, 1.0)]
+    for group, pair in enumerate(rewards):
+        prompt = tuple(torch.randint(2, 30, (2 + group % 3,), generator=generator).tolist())
+        for place, reward in enumerate(pair):
+            length = int(torch.randint(2, 7, (1,), generator=generator))
+            completion = tuple(torch.randint(2, 30, (length,), generator=generator).tolist())
+            kl, drawn_by = 0.3 * group + place, 0.3 * torch.rand(length, generator=generator) - 3.6
+            row = Row(prompt, completion, (group + place) % 3 > 0, (reward,), group, padded=(4, 7), kl=kl)
+            rows.append(dataclasses.replace(row, old_logps=drawn_by))
+    return rows
+
+
+class Asks:
+    """Searches for what explains one gradient of the definition with a mistake in it."""
+
+    def __init__(self, definition, options):
+        self.model, self.rows, self.options = qwen2(), rows_of_pairs(), options
+        self.definition, self.other = definition, qwen2(seed=1)
+
+    def gradient(self, options, definition=None, tally=None, **more):
+        return textbook.expected_gradient(
+            self.model,
+            self.rows,
+            options,
+            definition=definition or self.definition,
+            reference=lambda: contextlib.nullcontext(self.other),
+            tally=tally,
+        )
+
+    def explain(self, definition):
+        theirs, tally = self.gradient(self.options, definition), gradient.Tally()
+        ours = self.gradient(self.options, tally=tally)
+        known = mistakes.suspects_of(self.definition.name)
+        search = suspects.Search(
+            self.model,
+            self.rows,
+            self.options,
+            self.definition,
+            theirs,
+            textbook.Floor(),
+            self.gradient,
+            suspects=known,
+        )
+        return search.explain(ours, apart.measure_apart(theirs, ours), tally)
+
+
+OPTIONS = {
+    "RLOO": textbook.Options(
+        temperature=0.7,
+        asked_temperature=0.5,
+        epsilon=0.2,
+        epsilon_high=0.6,
+        kl_in_reward=0.3,
+        scale_rewards="none",
+        reward_clip_range=(0.0, 1.0),
+        normalize_advantages=True,
+    ),
+    "Online DPO": textbook.Options(
+        beta=0.5, loss_type="sigmoid", missing_eos_penalty=5.0, asked_temperature=0.7, max_length=64
+    ),
+}
+
+
+def options_for(definition, suspect):
+    """Normalized advantages hide what is the same for all, and what is done without being asked for."""
+    hidden = suspect.name == "baseline" or "without being asked" in suspect.line
+    given = OPTIONS[definition.name]
+    return dataclasses.replace(given, normalize_advantages=False) if hidden else given
+
+
+SUSPECTS = [
+    (definition, suspect)
+    for definition in (textbook.RLOO, textbook.ONLINE_DPO)
+    for known in [mistakes.suspects_of(definition.name)]
+    for suspect in (*known.scores, *known.others)
+    if suspect.when(rows_of_pairs(), options_for(definition, suspect))
+]
+
+
+def test_all_but_other_temperatures_are_tried():
+    every = [
+        suspect
+        for name in ("RLOO", "Online DPO")
+        for suspect in (*mistakes.suspects_of(name).scores, *mistakes.suspects_of(name).others)
+    ]
+    left = {suspect.line for suspect in every} - {suspect.line for _, suspect in SUSPECTS}
+    assert left == {"0.7 in place of 1"}
+
+
+@pytest.mark.parametrize(
+    "definition, suspect",
+    SUSPECTS,
+    ids=[f"{definition.name}: {each.name} {each.line}" for definition, each in SUSPECTS],
+)
+def test_each_suspect_is_named(definition, suspect):
+    names = {field.name for field in dataclasses.fields(definition)}
+    assert len(suspect.change) == 1 and set(suspect.change) <= names
+    explanation = Asks(definition, options_for(definition, suspect)).explain(suspect.replace(definition))
+    assert explanation.named == suspect.name or (suspect.name in explanation.text and explanation.named is None)
+
+
+def test_what_is_no_mistake_of_these_is_not_named():
+    asked = Asks(textbook.ONLINE_DPO, OPTIONS["Online DPO"])
+    other = dataclasses.replace(textbook.ONLINE_DPO, preference=lambda margin, options: -margin.tanh())
+    assert asked.explain(other).named is None
+
+
+def test_ties_and_pairs_without_a_preference_are_counted():
+    total = torch.tensor([[1.0], [1.0], [math.nan], [2.0], [0.1 + 0.2], [0.3]])
+    group = torch.block_diag(*[torch.ones(2, 2)] * 3).bool()
+    cut = torch.zeros(6)
+    signs = textbook.ONLINE_DPO.advantages(total, group, group, cut, textbook.Options())
+    assert signs.tolist() == [1, -1, 0, 0, 1, -1], "the first of equally good ones is chosen, in float32"
+    said = definition_online_dpo.say_ties(total, cut, textbook.Options())
+    assert said.startswith("2 of 3 pairs are ties") and "of 1 of 3 pairs nothing was said" in said
+
+
+def test_beta_of_an_epoch():
+    args = OnlineDPOConfig("unused", beta=[0.1, 0.2], use_cpu=True, bf16=False, report_to=[])
+    for epoch, beta in ((None, 0.1), (0.9, 0.1), (1.0, 0.2), (7.5, 0.2)):
+        state = type("State", (), {"epoch": epoch})()
+        trainer = type("Trainer", (), {"args": args, "state": state})()
+        assert algorithms.ALGORITHMS["OnlineDPOTrainer"].options(trainer, 0.9).beta == beta
+
+
+def test_a_prompt_of_which_nothing_is_left_is_told():
+    asked = Asks(textbook.ONLINE_DPO, dataclasses.replace(OPTIONS["Online DPO"], max_length=6))
+    with pytest.raises(ValueError, match="leaves no token of a prompt"):
+        asked.gradient(asked.options)
+
+
+def test_a_judge_is_asked_again_by_messages():
+    judge = type("Judge", (), {"judge": lambda self, prompts, pairs: [0, 1, -1]})()
+    texts = [[{"role": "assistant", "content": str(number)}] for number in range(6)]
+    paid = preferences.ask_judge(judge, ["a", "b", "c"], texts)
+    assert paid == [1.0, 0.0, None, 0.0, 1.0, None]
+
+
+@needs_online_dpo
+@pytest.mark.parametrize("name", ["fp16", "use_vllm", "neftune_noise_alpha"])
+def test_what_is_compared_with_grpo_alone_is_no_finding(name, monkeypatch, pairs):
+    """Also where GRPO's definition has it, and the common table lists it no more."""
+    made = pairs()
+    monkeypatch.delitem(fields.NOT_HERE, name, raising=False)
+    assert not textbook.why_not_here(made)
+    setattr(made.args, name, 5)
+    assert any(line.startswith(name) for line in textbook.why_not_here(made))
+
+
+def test_loss_types_are_those_of_the_algorithm(monkeypatch):
+    monkeypatch.setattr(fields, "NOT_HERE", {})
+    args = OnlineDPOConfig("unused", loss_type="sigmoid", use_cpu=True, bf16=False, report_to=[])
+    trainer = type("OnlineDPOTrainer", (), {"args": args})()
+    assert not any("loss_type" in line for line in fields.why_not(trainer, ("sigmoid", "ipo")))
+    assert any("loss_type" in line for line in fields.why_not(trainer))

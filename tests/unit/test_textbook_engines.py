@@ -1,0 +1,107 @@
+"""The textbook and what another engine drew: colocated or as a server, with each correction that trl documents."""
+
+import dataclasses
+
+import pytest
+import torch
+from engine import Engine, colocate, serve
+from steps import before, has, ones, planted, trainer
+
+from failurelab import textbook
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+@pytest.fixture
+def make(model, tokenizer, tmp_path):
+    def made(options, **more):
+        lengths = (5,) if before("0.15") else (4, 5)  # 0.14 hands no attention mask over (TRL #2708)
+        return trainer(model, tokenizer, tmp_path, rewards=[ones], lengths=lengths, **options | more)
+
+    return made
+
+
+def compare(made, steps=(1,)):
+    with textbook.compare(made, steps) as watched:
+        made.train()
+    return watched.report
+
+
+def held(report):
+    return report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02
+
+
+def test_an_engine_beside_the_trainer_holds_in_every_release(monkeypatch, model, tokenizer, make):
+    """At another temperature too, and where its weights are sent before the second step."""
+    temperature = 1.0 if before("0.16") else 0.7
+    options = colocate(monkeypatch, Engine(model, tokenizer))
+    report = compare(make(options, temperature=temperature, learning_rate=1e-3, max_steps=2), (2,))
+    assert held(report), report
+
+
+@pytest.mark.skipif(not has("vllm_mode"), reason="this release has no server")
+def test_a_server_holds(monkeypatch, model, tokenizer, make):
+    process, options = serve(monkeypatch, Engine(model, tokenizer))
+    try:
+        report = compare(make(options, learning_rate=1e-3, max_steps=2), (2,))
+    finally:
+        process.kill()
+        process.join()
+    assert held(report), report
+
+
+@pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
+@pytest.mark.parametrize("mode", MODES)
+def test_each_correction_holds(mode, monkeypatch, model, tokenizer, make):
+    """With an engine that has kept its first weights, so that the ratios are far from 1."""
+    options = colocate(monkeypatch, Engine(model, tokenizer, stale=True))
+    bounds = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.2}
+    options |= {"vllm_importance_sampling_mode": mode, "learning_rate": 5e-3, "max_steps": 2} | bounds
+    made = make(options)
+    without = dataclasses.replace(textbook.Options.of(made.args), engine_weight=None)
+    with textbook.compare(made, (2,), variants={"none": without}) as watched:
+        made.train()
+    report = watched.report
+    assert held(report), report
+    assert report.variants["none"].cosine < 0.99 or abs(report.variants["none"].size - 1) > 0.03
+
+
+def weighed(change):
+    """Change the weights that a trainer multiplies its loss with."""
+    return lambda inputs: inputs | {"importance_sampling_ratio": change(inputs["importance_sampling_ratio"])}
+
+
+@pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
+@pytest.mark.parametrize(
+    ("mode", "change", "line"),
+    [
+        ("token_truncate", torch.ones_like, "left out"),
+        ("sequence_truncate", lambda weights: (1 / weights).clamp(max=100), "upside down"),
+    ],
+)
+def test_a_correction_that_is_another_one_is_named(mode, change, line, monkeypatch, model, tokenizer, make):
+    options = colocate(monkeypatch, Engine(model, tokenizer, stale=True)) | {"max_steps": 2, "learning_rate": 5e-3}
+    options |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 100.0}
+    report = compare(make(options, kind=planted(inputs=weighed(change))), (2,))
+    assert (report.verdict, report.named) == ("FOUND", "the engine's weights") and line in report.line, report
+
+
+@pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
+@pytest.mark.parametrize(
+    ("wrong", "cause", "step"),
+    [
+        ({}, "agree", 1),
+        ({"stale": True}, "F16", 3),
+        ({"scaled": False}, "F15", 1),
+        ({"spoil": lambda scores: scores[1:] + scores[:1]}, "F18", 1),
+    ],
+)
+def test_what_an_engine_says_of_its_tokens_is_told_beside_the_cosine(
+    wrong, cause, step, monkeypatch, model, tokenizer, make
+):
+    """It is no part of the verdict: the weights of the loss are right, of whatever the engine says."""
+    options = colocate(monkeypatch, Engine(model, tokenizer, **wrong))
+    options |= {"temperature": 0.8, "learning_rate": 1e-2, "max_steps": step}
+    options |= {"vllm_importance_sampling_mode": "token_truncate"}
+    report = compare(make(options), (step,))
+    assert held(report) and cause in report.engine and report.engine in str(report), report

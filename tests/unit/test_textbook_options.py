@@ -1,0 +1,186 @@
+"""The textbook under trl's other options: each holds in a healthy run, and a mistake in it is found."""
+
+import copy
+
+import pytest
+import torch
+import trl
+from engine import Engine, colocate
+from steps import before, has, ones, planted, right, trainer
+
+from failurelab import guards, textbook
+
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 2.0, "entropy_coef_delta": 0.05}
+SYNCED = {"sync_ref_model": True, "ref_model_sync_steps": 2, "beta": 0.1, "learning_rate": 1e-2}
+VESPO = {"loss_type": "vespo", "num_iterations": 3, "learning_rate": 5e-3, "beta": 0.1}
+
+
+def compare(made, steps=(1,)):
+    with textbook.compare(made, steps) as watched:
+        made.train()
+    return watched.reports
+
+
+@pytest.fixture
+def make(model, tokenizer, tmp_path):
+    return lambda **options: trainer(model, tokenizer, tmp_path, **{"rewards": [ones]} | options)
+
+
+def in_16_bits(made):
+    """Let a trainer scale its loss as on a GPU: accelerate makes no scaler for a CPU, and computes in float32."""
+    made.accelerator.scaler, made.accelerator.native_amp = torch.amp.GradScaler("cpu"), True
+    return made
+
+
+def needs(name):
+    return pytest.mark.skipif(not has(name), reason=f"this release has no {name}")
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"generation_kwargs": {"top_k": 5, "top_p": 0.9}}, 1),
+        ({"neftune_noise_alpha": 0.1}, 1),
+        ({"torch_compile": True, "torch_compile_backend": "eager"}, 1),
+        (SYNCED, 3),
+        pytest.param(ADAPTIVE | {"top_entropy_quantile": 0.5}, 3, marks=needs("use_adaptive_entropy")),
+        pytest.param(VESPO, 3, marks=needs("vespo_k_pos")),
+        pytest.param(
+            {"use_transformers_continuous_batching": True},
+            1,
+            marks=[pytest.mark.slow, needs("use_transformers_continuous_batching")],
+        ),
+    ],
+)
+def test_a_healthy_run_holds(options, steps, make):
+    if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__):
+        pytest.skip("this release has no such option")
+    reports = compare(make(**options, max_steps=steps), range(1, steps + 1))
+    assert len(reports) == steps
+    for report in reports:
+        assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
+    if "neftune_noise_alpha" in options:
+        assert reports[0].floor.cosine > 0, "no noise was drawn"
+
+
+@pytest.mark.skipif(before("0.22"), reason="this release asks for a GPU")
+@pytest.mark.parametrize("most", [1.0, 0.0])
+def test_the_scale_of_numbers_of_16_bits_is_taken_back(most, make):
+    """With clipping, which takes it back too, and without."""
+    (report,) = compare(in_16_bits(make(fp16=True, max_grad_norm=most)))
+    assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
+
+
+@pytest.mark.skipif(before("0.22"), reason="this release asks for a GPU")
+def test_a_mistake_in_16_bits_is_named_and_an_overflow_is_none(make):
+    (report,) = compare(in_16_bits(make(fp16=True, kind=planted(loss=lambda loss: -loss))))
+    assert (report.verdict, report.named) == ("FOUND", "opposite sign")
+    made = in_16_bits(make(fp16=True))
+    made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    (report,) = compare(made)
+    assert report.verdict == "NOT CHECKED" and "too large for 16 bits" in report.reason
+
+
+@pytest.mark.skipif(not has("use_liger_loss"), reason="this release has no loss of Liger's")
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_liger_s_loss_is_a_loss(loss, wrong, make):
+    """It is plain torch, in chunks, and runs on a CPU where the package is installed."""
+    pytest.importorskip("liger_kernel")
+    made = make(use_liger_loss=True, loss_type=loss, kind=planted(loss=lambda value: -value) if wrong else None)
+    if getattr(made, "liger_grpo_loss", None) is None:
+        pytest.skip("this release takes the option back")
+    made.liger_grpo_loss.compiled = False
+    (report,) = compare(made)
+    assert (report.verdict, report.named) == (("FOUND", "opposite sign") if wrong else ("HELD", None)), report
+
+
+class Halved(trl.GRPOTrainer):
+    """The reference moves half as far as it should."""
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        for callback in self.callback_handler.callbacks:
+            if type(callback).__name__ == "SyncRefModelCallback":
+                move = type(callback).sync_target_model
+                callback.sync_target_model = lambda *models, move=move: move(*models[:2], models[2] / 2)
+
+
+class Never(trl.GRPOTrainer):
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.callback_handler.callbacks = [
+            each for each in self.callback_handler.callbacks if type(each).__name__ != "SyncRefModelCallback"
+        ]
+
+
+@pytest.mark.parametrize("kind", [Halved, Never])
+def test_a_reference_that_moves_otherwise_is_found(kind, make):
+    first, second, third = compare(make(kind=kind, **SYNCED, max_steps=3), (1, 2, 3))
+    assert first.verdict == second.verdict == "HELD"
+    assert (third.verdict, third.named) == ("FOUND", "reference model") and "at step 2" in third.reason
+
+
+class Backwards(trl.GRPOTrainer):
+    """The weight of the entropy falls where it should rise."""
+
+    def compute_loss(self, *given, **options):
+        before = self.entropy_coef
+        loss = super().compute_loss(*given, **options)
+        self.entropy_coef = 2 * before - self.entropy_coef
+        return loss
+
+
+@needs("use_adaptive_entropy")
+def test_a_weight_of_the_entropy_that_moves_otherwise_is_found(make):
+    (report,) = compare(make(kind=Backwards, **ADAPTIVE))
+    assert (report.verdict, report.named) == ("FOUND", "entropy's weight") and "0.1 becomes 0.15" in report.reason
+
+
+class Truncated(trl.GRPOTrainer):
+    """The weight of a row is that of its negative advantage, whatever its sign."""
+
+    @staticmethod
+    def get_gamma_weights(advantages, *given, **options):
+        return trl.GRPOTrainer.get_gamma_weights(-advantages.abs() - 1, *given, **options)
+
+
+@needs("vespo_k_pos")
+def test_a_weight_of_vespo_s_that_is_another_one_is_found(make):
+    reports = compare(make(kind=Truncated, **VESPO, max_steps=3), (1, 3))
+    assert [report.verdict for report in reports] == ["HELD", "FOUND"]  # at a ratio of 1 every weight is 1
+
+
+@pytest.mark.slow
+@needs("use_transformers_continuous_batching")
+def test_weights_that_are_cast_to_generate_are_found(make):
+    """It is the policy itself that trl 1.16 casts, and the optimizer steps in 16 bits from there on."""
+    made = make(use_transformers_continuous_batching=True, bf16=True)
+    (report,) = compare(made)
+    assert (report.verdict, report.named) == ("FOUND", "weights cast to other numbers")
+    assert "26 of 26" in report.reason and next(made.model.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(not has("torch_compile"), reason="this release does not compile")
+def test_a_mistake_in_a_compiled_run_is_named(make):
+    options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    (report,) = compare(make(kind=planted(loss=lambda loss: -loss), **options))
+    assert (report.verdict, report.named) == ("FOUND", "opposite sign")
+
+
+@pytest.mark.parametrize("options", [SYNCED, ADAPTIVE, VESPO, {"neftune_noise_alpha": 5.0}, {"use_vllm": True}])
+def test_a_run_with_the_guard_ends_at_the_same_weights(options, trained, tmp_path, monkeypatch):
+    if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__) or (options is VESPO and not has("vespo_k_pos")):
+        pytest.skip("this release has no such option")
+    weights = []
+    for watched in (False, True):
+        policy = copy.deepcopy(trained[0])
+        if "use_vllm" in options:
+            options = colocate(monkeypatch, Engine(policy, trained[1]))
+        given = {"learning_rate": 1e-2, "max_steps": 3} | options
+        made = trainer(policy, trained[1], tmp_path, rewards=[ones, right], **given)
+        if watched:
+            made.add_callback(guards.StepGuard(made, every=1))
+        made.train()
+        weights.append(policy.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
