@@ -98,6 +98,12 @@ corpus: setup
 runs-corpus: setup
 	@$(BIN)/python benchmarks/diagnose_grading.py $(or $(HALF),first) $(BASELINES)
 
+# Every failure in every release of trl and transformers: what evidence/atlas lacks, and the table and picture made of it.
+# ONLY=trl-0.19.1,trl-1.16.0 for these, JOBS=1 for one at a time. It needs a package index.
+atlas: setup
+	@$(BIN)/python benchmarks/atlas/measure.py --only $(or $(ONLY),new) --jobs $(or $(JOBS),2)
+	@$(BIN)/python benchmarks/atlas/summary.py
+
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)
 

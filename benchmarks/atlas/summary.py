@@ -89,12 +89,70 @@ def draw(rows: list[atlas.Row], columns: list[atlas.Column]) -> None:
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
+HEAD = """# The atlas: each failure in each release
+
+What people could install on the day of a release of trl (its wheel, and the newest transformers, peft, accelerate and
+datasets of three days later, with torch as in all eras), and one small training for each row, judged by
+[preflight](preflight.md). Nothing here is read in source texts. `failurelab upgrade 0.19.1 1.16.0` tells what another
+release changes, defaults too; `make atlas` measures what is not there yet, in about a minute a release.
+
+![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](_static/atlas.svg)
+
+*Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
+option. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A row of steps beside their
+definition is silent where the gradient is not the algorithm's. A failure that code of your own has to bring is not here:
+the set-ups are plain scripts.
+"""
+
+
+def write_page(rows: list[atlas.Row], records: list[dict[str, Any]]) -> None:
+    """Write docs/atlas.md: the picture, what was counted, and where each row changes from one release to the next."""
+    shown = [record for record in records if record["stack"].startswith("trl-")]
+    measured = [record for record in shown if "probes" in record]
+    cells = [probe["state"] for record in records for probe in record.get("probes", ())]
+    counts = ", ".join(f"{cells.count(state)} {state}" for state in COLOURS)
+    lines = [HEAD, f"Stacks measured: {sum('probes' in each for each in records)} of {len(records)}, "]
+    lines[-1] += f"{len(measured)} of them releases of trl. Cells: {counts}.\n"
+    for record in records:
+        if "probes" not in record:
+            lines.append(f"- {record['stack']} could not be installed: {record['could_not_be_installed'][:200]}")
+    lines += ["\n## Where it changes\n", "| failure, set-up | releases of trl in which it was found |", "| --- | --- |"]
+    for row in rows:
+        states = [_state(record, row.id) for record in measured]
+        found = _spans([each["pinned"]["trl"] for each in measured], [state in _FOUND for state in states])
+        if found:
+            lines.append(f"| {row.what} | {found} |")
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+_FOUND = (atlas.LOUD, atlas.SILENT)
+
+
+def _state(record: dict[str, Any], row: str) -> str:
+    return next((str(probe["state"]) for probe in record["probes"] if probe["id"] == row), atlas.NOT_MEASURED)
+
+
+def _spans(releases: list[str], found: list[bool]) -> str:
+    """Return the releases in which something was found: those that follow each other as `first to last`."""
+    spans: list[list[str]] = []
+    before = False
+    for release, there in zip(releases, found):
+        if there and before:
+            spans[-1][1] = release
+        elif there:
+            spans.append([release, release])
+        before = there
+    return ", ".join(first if first == last else f"{first} to {last}" for first, last in spans)
+
+
 def main() -> int:
     """Write the table, the picture and the page."""
     records = read_evidence(measure.OUT)
     write_table(make_table(records))
     atlas.read.cache_clear()
-    draw(*atlas.read())
+    rows, columns = atlas.read()
+    draw(rows, columns)
+    write_page(rows, records)
     return 0
 
 

@@ -1,7 +1,8 @@
 """The command `failurelab`; `python -m failurelab` is the same.
 
-This package has four verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries,
-`preflight`, which judges a training script, and `diagnose`, which judges what a run left. Where the course is installed
+This package has five verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries, `upgrade`,
+which tells what another release of trl changes, `preflight`, which judges a training script, and `diagnose`, which
+judges what a run left. Where the course is installed
 its command line takes over, which has these and its own: it is found by the entry-point group `failurelab.commands`,
 for this package imports nothing of the course.
 """
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "failurelab", description="Failures of GRPO and Online DPO training: is your run affected?"
     )
-    verbs = parser.add_subparsers(required=True, metavar="preflight|diagnose|symptoms|doctor")
+    verbs = parser.add_subparsers(required=True, metavar="preflight|diagnose|symptoms|doctor|upgrade")
     verbs.add_parser("preflight", help="judge a training script before the GPU hours are spent")
     verbs.add_parser("diagnose", help="what is wrong with a run, by the files that it left?")
     symptoms = verbs.add_parser("symptoms", help="which failures do a log's lines belong to, and what repairs them?")
@@ -76,6 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--python", default=sys.executable, help="the Python that you train with; else this one")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
+    upgrade = verbs.add_parser("upgrade", help="what changes from one release of trl to another, as it was measured?")
+    upgrade.add_argument("before", help="the release that you have, such as 0.19.1")
+    upgrade.add_argument("after", help="the release that you think of, such as 1.16.0")
+    upgrade.set_defaults(run=_upgrade)
     return parser
 
 
@@ -93,6 +98,13 @@ def _doctor(options: argparse.Namespace) -> int:
     results = versions.check_python(options.python)
     print(json.dumps(checks.to_json(results), indent=1) if options.json else checks.text(results))
     return checks.exit_status(results)
+
+
+def _upgrade(options: argparse.Namespace) -> int:
+    from failurelab.failures import atlas
+
+    print(atlas.describe(atlas.compare(atlas.of_release(options.before), atlas.of_release(options.after))))
+    return 0
 
 
 if __name__ == "__main__":

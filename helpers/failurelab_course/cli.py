@@ -149,6 +149,17 @@ def find_symptoms(
     _say(symptoms.describe(symptoms.read_log(log) if log else sys.stdin))
 
 
+@app.command("upgrade")
+def compare_releases(
+    before: Annotated[str, typer.Argument(help="The release of trl that you have, such as 0.19.1.")],
+    after: Annotated[str, typer.Argument(help="The release that you think of, such as 1.16.0.")],
+) -> None:
+    """Say what changes from one release of trl to another, as it was measured: failures, and defaults."""
+    from failurelab.failures import atlas
+
+    _say(atlas.describe(atlas.compare(atlas.of_release(before), atlas.of_release(after))))
+
+
 @app.command(
     "preflight",
     add_help_option=False,
