@@ -37,7 +37,7 @@ RUNS = {
     # What trl 0.22 and PEFT 0.17 decide: checkpointing at each generation, the way to the trainer, and the step.
     "trl-0.22": (
         "adapter_paths adapters gradients guard_script guards logits_guard preflight_step rollouts step_guard textbook "
-        "textbook_engines textbook_options trainers"
+        "textbook_algorithms textbook_engines textbook_options trainers"
     ),
 }
 # The slow ones of those whose answer is this house's in every stack.
