@@ -2,7 +2,8 @@
 
 The oldest stack, the farthest from today's, runs the files that ask a library something. The others run what their
 libraries decide where they differ from it. A file in TODAY asks none of these libraries: it reads numbers, texts, TOML
-or options, and has the same answer in every stack; or labs are proved by it in their own (nodes, simulated devices).
+or options, and has the same answer in every stack; or labs are proved by it in their own (nodes, simulated devices);
+or it starts processes of its own, or asks what old releases do not have (turns).
 A single test that no library of a stack decides is in OWN, and runs today alone too.
 """
 
@@ -18,13 +19,13 @@ UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
     "devices expect issue measure names node observe predicates preflight_logits preflight_repairs "
-    "preflight_together registry reward_guard shapes simulate symptoms"
+    "preflight_together ranks registry reward_guard shapes simulate symptoms textbook_turns"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "
-    "logits_repair mismatch models no_gpu placement preflight_batch preflight_controls preflight_more "
-    "preflight_reward preflight_script preflight_step preflight_tokens rewards rollouts second_device step_guard "
-    "textbook textbook_algorithms trainers updates"
+    "logits_repair mismatch models no_gpu placement preflight_batch preflight_controls preflight_evaluation "
+    "preflight_more preflight_releases preflight_reward preflight_script preflight_step preflight_tokens rewards "
+    "rollouts second_device step_guard textbook textbook_algorithms textbook_engines trainers updates"
 )
 RUNS = {
     "trl-0.14": OLDEST,
@@ -36,7 +37,7 @@ RUNS = {
     # What trl 0.22 and PEFT 0.17 decide: checkpointing at each generation, the way to the trainer, and the step.
     "trl-0.22": (
         "adapter_paths adapters gradients guard_script guards logits_guard preflight_step rollouts step_guard textbook "
-        "textbook_algorithms trainers"
+        "textbook_algorithms textbook_engines textbook_options trainers"
     ),
 }
 # The slow ones of those whose answer is this house's in every stack.
