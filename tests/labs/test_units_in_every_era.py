@@ -18,7 +18,7 @@ from failurelab_course import eras
 UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
-    "devices expect issue measure names node observe predicates preflight_logits preflight_repairs "
+    "atlas devices expect issue measure names node observe predicates preflight_logits preflight_repairs "
     "preflight_together ranks registry reward_guard shapes simulate symptoms textbook_turns"
 )
 OLDEST = (
