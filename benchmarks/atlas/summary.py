@@ -99,9 +99,9 @@ release changes, defaults too; `make atlas` measures what is not there yet, in a
 ![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](_static/atlas.svg)
 
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
-option. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A row of steps beside their
-definition is silent where the gradient is not the algorithm's. A failure that code of your own has to bring is not here:
-the set-ups are plain scripts.
+option. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A row of steps beside
+their definition is silent where the gradient is not the algorithm's. A failure that code of your own has to bring is
+not here: the set-ups are plain scripts.
 """
 
 

@@ -155,8 +155,8 @@ def compare(before: Column, after: Column) -> Changes:
         for name in fields
         if name in after.defaults.get(config, {}) and after.defaults[config][name] != fields[name]
     ]
-    groups = [tuple(parts.get(key, ())) for key in ((True, False), (False, True), (True, True))]
-    return Changes(before, after, *groups, tuple(defaults))
+    gone, came, stayed = (tuple(parts.get(key, ())) for key in ((True, False), (False, True), (True, True)))
+    return Changes(before, after, gone, came, stayed, tuple(defaults))
 
 
 def describe(changes: Changes) -> str:
