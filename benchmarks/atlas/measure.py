@@ -18,6 +18,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -138,6 +139,8 @@ def judge(answer: Answer, failures: list[str]) -> Record:
     """Return the state of a probe by what preflight answered, and what it measured."""
     if "NOT THERE" in answer.error:
         return {"state": NOT_THERE, "said": answer.error.partition("NOT THERE: ")[2].split(" Next")[0]}
+    if unknown := re.search(r"Unknown loss type: \w+", answer.error):  # as trl says it, in the first step
+        return {"state": NOT_THERE, "said": unknown[0]}
     concerned = [finding for finding in answer.findings if finding.failure in failures]
     if accused := [finding for finding in concerned if finding.accuses]:
         first = accused[0]
