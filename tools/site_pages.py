@@ -28,7 +28,8 @@ CONTENTS = {
     "中文": ["zh/README", "zh/preflight", "zh/symptoms", "zh/advice"],
     "About": [
         *("architecture", "release", "upstream/README", "upstream/qlora_bfloat16", "upstream/reentrant_comes_back"),
-        *("upstream/online_dpo_logits", "upstream/online_dpo_dtype", "upstream/cast_lm_head"),
+        *("upstream/online_dpo_logits", "upstream/online_dpo_dtype", "upstream/online_dpo_accumulation"),
+        *("upstream/paged_bf16", "upstream/cast_lm_head"),
     ],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")

@@ -351,6 +351,7 @@ def test_a_dataset_without_a_length_needs_steps(tmp_path):
         assert len(found) == count and all(answer.ends and answer.tried for answer in found)
 
 
+@pytest.mark.skipif(Version(trl.__version__) < Version("0.15"), reason="this release syncs no reference")
 def test_options_that_nothing_reads_are_noted(tmp_path):
     config = {"ref_model_sync_steps": 9, "max_steps": 5, "num_train_epochs": 7}
     given = planned(tmp_path, config=config)

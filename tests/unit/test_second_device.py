@@ -47,7 +47,10 @@ MOVED_LATER = (
     "alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
     # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.part.
     "comparison._Comparer comparison.advantages_of_rounding definition.weighted_sum gradient.Step gradient._same "
-    "gradient.reward_table gradient.row_weights solve._say_rows "
+    "gradient.advantages gradient.reward_table gradient.row_weights mistakes. solve._say_rows solve.solve "
+    "together.advantages_between "
+    # What an engine said of its tokens is kept on the CPU, and beside it what the policy says; ranks add up there.
+    "engine_gap.told_by_engine ranks.Ranks recorder._tensor "
     # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
     "plan._copy plan.planned_rates vllm_stand_in.LLM"
 )

@@ -1014,7 +1014,19 @@ def test_rows_of_the_same_tokens_that_batches_pad_to_other_lengths():
 @pytest.mark.skipif(before("0.22"), reason="its rows are grouped elsewhere")
 def test_groups_of_several_prompts_are_found(make, monkeypatch):
     """A sampler that does not repeat a prompt: rewards of different prompts are compared with each other."""
-    one_after_another = torch.utils.data.SequentialSampler
-    monkeypatch.setattr(trl.GRPOTrainer, "_get_train_sampler", lambda self, rows=None: one_after_another(rows))
+
+    def one_after_another(self, rows=None):
+        return torch.utils.data.SequentialSampler(self.train_dataset if rows is None else rows)
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_get_train_sampler", one_after_another)
     report = compare(make())
     assert (report.verdict, report.named) == ("FOUND", "groups of several prompts")
+
+
+def test_the_loss_of_a_release_that_has_no_name_for_it():
+    """trl 0.16 divides by all tokens, 0.14 and 0.15 by each completion's; found by running each release."""
+    of = textbook.Options.of
+    assert of(types.SimpleNamespace(num_iterations=1)).loss_type == "bnpo"
+    assert of(types.SimpleNamespace(beta=0.04)).loss_type == "grpo"
+    assert of(types.SimpleNamespace(num_iterations=1, normalize_advantages=False)).loss_type == "grpo"
+    assert of(types.SimpleNamespace(num_iterations=1, loss_type="dapo")).loss_type == "dapo"

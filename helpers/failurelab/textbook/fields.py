@@ -5,7 +5,7 @@ One table: a name means the same in each.
 A field is IMPLEMENTED by its documented meaning, has NO_EFFECT on the gradient of the completions that were drawn
 (before it is clipped), or is NOT_HERE: away from the value that leaves the gradient as it is, nothing is judged. Where
 a release does not know a field, the textbook takes what that release documents instead: no clipping before 0.16
-(`num_iterations` is 1 there), and the mean over each completion's tokens as the loss.
+(`num_iterations` is 1 there), and as the loss the mean over each completion's tokens, or in 0.16 over all tokens.
 
 Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transformers 4.48, 4.52, 4.56 and 5.23.
 """
@@ -208,6 +208,8 @@ class Options:
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:
             given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])
+        if hasattr(args, "num_iterations") and not {"loss_type", "normalize_advantages"} & set(dir(args)):
+            given["loss_type"] = "bnpo"  # trl 0.16 has one loss, over all tokens, and no name for it; RLOO has another
         if getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False):
             # 0.23 to 0.25 have one kind and no name for it; before 1.6 the upper bound was called a cap, and was alone
             given["engine_weight"] = getattr(args, "vllm_importance_sampling_mode", "token_truncate")
