@@ -21,7 +21,7 @@ CONTENTS = {
     "Notebooks": ["notebooks", "notebooks/*"],
     "Labs": ["labs/index"],
     "Look up": [
-        *("measured", "glossary", "troubleshooting", "gpu", "several_nodes"),
+        *("measured", "atlas", "glossary", "troubleshooting", "gpu", "several_nodes"),
         *("ci", "offline", "class_server", "security", "faults"),
     ],
     "Teach": ["teaching"],

@@ -33,7 +33,7 @@ from stacks import Stack
 
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
-from failurelab.failures.atlas import COULD_NOT_RUN, LOUD, NONE, NOT_MEASURED, NOT_THERE, SILENT
+from failurelab.failures.atlas import COULD_NOT_RUN, LOUD, NONE, NOT_MEASURED, NOT_THERE, SILENT, STATES
 from failurelab.failures.toml_table import read_toml
 from failurelab.preflight.answer import Answer, Change, Verdict
 from failurelab.preflight.session import Session, TimeIsOver
@@ -151,9 +151,6 @@ def judge(answer: Answer, failures: list[str]) -> Record:
         return {"state": NONE, "said": held[0].evidence}
     if answer.error:
         return {"state": COULD_NOT_RUN, "said": answer.error}
-    whys = [finding.why for finding in concerned if finding.verdict is Verdict.NOT_APPLICABLE]
-    if whys:
-        return {"state": NONE, "said": whys[0]}
     whys = [finding.why for finding in concerned if finding.why]
     return {"state": NOT_MEASURED, "said": (whys or ["preflight says nothing of it"])[0]}
 
@@ -305,8 +302,6 @@ def _in_words(name: str, record: Record) -> str:
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return f"{name}, {record['seconds']:.0f} s: {said}"
 
-
-STATES = (LOUD, SILENT, NONE, NOT_THERE, NOT_MEASURED, COULD_NOT_RUN)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,7 @@ from packaging.version import Version
 from failurelab.failures import atlas
 
 ROOT = measure.ROOT
-PICTURE = ROOT / "docs" / "_static" / "atlas.svg"
+PICTURE = ROOT / "evidence" / "atlas.svg"
 PAGE = ROOT / "docs" / "atlas.md"
 COLOURS = {
     atlas.NONE: "#d9efe0",
@@ -96,7 +96,7 @@ datasets of three days later, with torch as in all eras), and one small training
 [preflight](preflight.md). Nothing here is read in source texts. `failurelab upgrade 0.19.1 1.16.0` tells what another
 release changes, defaults too; `make atlas` measures what is not there yet, in about a minute a release.
 
-![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](_static/atlas.svg)
+![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](../evidence/atlas.svg)
 
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
 option. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A row of steps beside
@@ -111,8 +111,11 @@ def write_page(rows: list[atlas.Row], records: list[dict[str, Any]]) -> None:
     measured = [record for record in shown if "probes" in record]
     cells = [probe["state"] for record in records for probe in record.get("probes", ())]
     counts = ", ".join(f"{cells.count(state)} {state}" for state in COLOURS)
-    lines = [HEAD, f"Stacks measured: {sum('probes' in each for each in records)} of {len(records)}, "]
-    lines[-1] += f"{len(measured)} of them releases of trl. Cells: {counts}.\n"
+    lines = [HEAD, f"Cells: {counts}.\n"]
+    releases = ", ".join(record["pinned"]["trl"] for record in measured)
+    lines.append(
+        f"Releases of trl measured so far: {releases}. `a to b` below names the first and the last of these.\n"
+    )
     for record in records:
         if "probes" not in record:
             lines.append(f"- {record['stack']} could not be installed: {record['could_not_be_installed'][:200]}")

@@ -9,12 +9,15 @@ from PIL import Image
 from tests.cli.benchmark_scripts import load
 from tools import tables
 
+from failurelab.failures import atlas
 from failurelab_course import eras
 from failurelab_course.experiments import observe
 
 ROOT = eras.root()
 recording, frames = load("recording"), load("frames")
 FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if not path.stem.startswith("part_"))
+ATLAS = [path for path in FILES if path.parent.name == "atlas"]  # a stack each, with a form of its own
+FILES = [path for path in FILES if path not in ATLAS]
 PAGES = tables.find_pages()
 # Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
 # the notebooks recorded in their run on a card.
@@ -38,6 +41,15 @@ def test_a_file_says_what_ran_where(path):
         assert record["state"] in observe.STATES
     keys = [(record["case"], record["era"], record.get("seed")) for record in records]
     assert len(set(keys)) == len(keys) > 0
+
+
+@pytest.mark.parametrize("path", ATLAS, ids=lambda path: path.stem)
+def test_a_stack_of_the_atlas_says_what_was_measured_in_it(path):
+    record = json.loads(path.read_text())
+    assert record["stack"] == path.stem
+    for package, version in record["pinned"].items():
+        assert record["versions"][package] == version
+    assert all(probe["said"] and probe["state"] in atlas.STATES for probe in record["probes"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

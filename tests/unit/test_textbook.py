@@ -1024,7 +1024,7 @@ def test_groups_of_several_prompts_are_found(make, monkeypatch):
 
 
 def test_the_loss_of_a_release_that_has_no_name_for_it():
-    """trl 0.16 divides by all tokens, 0.14 and 0.15 by each completion's; found by running each release."""
+    """Trl 0.16 divides by all tokens, 0.14 and 0.15 by each completion's; found by running each release."""
     of = textbook.Options.of
     assert of(types.SimpleNamespace(num_iterations=1)).loss_type == "bnpo"
     assert of(types.SimpleNamespace(beta=0.04)).loss_type == "grpo"

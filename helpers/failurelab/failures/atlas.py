@@ -19,6 +19,7 @@ from failurelab.failures.loader import release
 FILE = pathlib.Path(__file__).with_name("atlas.json")
 LOUD, SILENT, NONE, NOT_THERE = "loud", "silent", "no failure", "not there"
 NOT_MEASURED, COULD_NOT_RUN = "not measured", "could not run"
+STATES = (LOUD, SILENT, NONE, NOT_THERE, NOT_MEASURED, COULD_NOT_RUN)
 
 
 class UnknownRelease(FailureLabError):
