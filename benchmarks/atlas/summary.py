@@ -63,7 +63,7 @@ def write_table(table: dict[str, Any]) -> None:
     atlas.FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
-def draw(rows: list[atlas.Row], columns: list[atlas.Column]) -> None:
+def draw(rows: list[atlas.Setup], columns: list[atlas.Column]) -> None:
     """Draw the heat map: releases of trl from left to right, set-ups from top to bottom."""
     import matplotlib
 
@@ -105,7 +105,7 @@ not here: the set-ups are plain scripts.
 """
 
 
-def write_page(rows: list[atlas.Row], records: list[dict[str, Any]]) -> None:
+def write_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> None:
     """Write docs/atlas.md: the picture, what was counted, and where each row changes from one release to the next."""
     shown = [record for record in records if record["stack"].startswith("trl-")]
     measured = [record for record in shown if "probes" in record]

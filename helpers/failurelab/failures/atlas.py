@@ -1,7 +1,7 @@
 """The atlas: what was measured of each failure in each release of trl and transformers, and how two releases differ.
 
 `atlas.json` is written by `benchmarks/atlas/summary.py` from evidence/atlas, one file a stack: what people could
-install on the day of a release. A cell is one set-up (`Row`) in one stack (`Column`); nothing is read in source texts.
+install on the day of a release. A cell is one set-up (`Setup`) in one stack (`Column`); nothing is read in source texts.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class UnknownRelease(FailureLabError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Setup:
     """One set-up that was tried in all stacks.
 
     Attributes:
@@ -71,10 +71,10 @@ class Column:
 
 
 @functools.cache
-def read() -> tuple[list[Row], list[Column]]:
+def read() -> tuple[list[Setup], list[Column]]:
     """Return the rows and the columns, the columns by package and release."""
     table = json.loads(FILE.read_text(encoding="utf-8"))
-    rows = [Row(row["id"], row["what"], tuple(row["failures"])) for row in table["rows"]]
+    rows = [Setup(row["id"], row["what"], tuple(row["failures"])) for row in table["rows"]]
     columns = []
     for column in table["columns"]:
         states = {row.id: tuple(state) for row, state in zip(rows, column["states"]) if state}
@@ -136,15 +136,15 @@ class Changes:
 
     before: Column
     after: Column
-    gone: tuple[Row, ...]
-    came: tuple[Row, ...]
-    stayed: tuple[Row, ...]
+    gone: tuple[Setup, ...]
+    came: tuple[Setup, ...]
+    stayed: tuple[Setup, ...]
     defaults: tuple[tuple[str, str, Any, Any], ...]
 
 
 def compare(before: Column, after: Column) -> Changes:
     """Return how two stacks differ: rows that both have measured, and the defaults of fields that both have."""
-    parts: dict[tuple[bool, bool], list[Row]] = {}
+    parts: dict[tuple[bool, bool], list[Setup]] = {}
     for row in read()[0]:
         states = [column.states.get(row.id, (NOT_MEASURED, ""))[0] for column in (before, after)]
         if all(state in (LOUD, SILENT, NONE, NOT_THERE) for state in states):
