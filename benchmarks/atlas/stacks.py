@@ -81,7 +81,7 @@ def read_index(package: str) -> list[Release]:
         if "upload-time" not in file:
             raise IndexUnreadable(
                 f"{address} tells no days of upload, so that nobody can know what went with a release then. "
-                "Next: --index-url of an index that does, such as PyPI, in UV_INDEX_URL"
+                "Next: name an index that does, such as PyPI, in UV_INDEX_URL"
             )
         day = datetime.date.fromisoformat(file["upload-time"][:10])
         days[version] = min(day, days.get(version, day))
@@ -101,8 +101,12 @@ def _index() -> str:
     if named := os.environ.get("UV_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX"):
         return named.rstrip("/")
     line = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    said = subprocess.run(line, capture_output=True, text=True)
-    return (said.stdout.strip() or "https://pypi.org/simple").rstrip("/")
+    if said := subprocess.run(line, capture_output=True, text=True).stdout.strip():
+        return said.rstrip("/")
+    line = [sys.executable, "-c", "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"]
+    if said := subprocess.run(line, capture_output=True, text=True).stdout.strip():
+        return said.rstrip("/")  # what pip takes where nobody names another
+    raise IndexUnreadable("this Python has no pip, which knows the package index. Next: name one in UV_INDEX_URL")
 
 
 def choose(trl: list[Release], transformers: list[Release]) -> list[Stack]:

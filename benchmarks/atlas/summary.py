@@ -105,8 +105,8 @@ not here: the set-ups are plain scripts.
 """
 
 
-def write_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> None:
-    """Write docs/atlas.md: the picture, what was counted, and where each row changes from one release to the next."""
+def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
+    """Return the text of docs/atlas.md: the picture, what was counted, and in which releases each row was found."""
     shown = [record for record in records if record["stack"].startswith("trl-")]
     measured = [record for record in shown if "probes" in record]
     cells = [probe["state"] for record in records for probe in record.get("probes", ())]
@@ -125,7 +125,7 @@ def write_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> None:
         found = _spans([each["pinned"]["trl"] for each in measured], [state in _FOUND for state in states])
         if found:
             lines.append(f"| {row.what} | {found} |")
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
 
 
 _FOUND = (atlas.LOUD, atlas.SILENT)
@@ -155,7 +155,7 @@ def main() -> int:
     atlas.read.cache_clear()
     rows, columns = atlas.read()
     draw(rows, columns)
-    write_page(rows, records)
+    PAGE.write_text(make_page(rows, records), encoding="utf-8")
     return 0
 
 

@@ -12,6 +12,7 @@ from failurelab_course import eras
 sys.path.insert(0, str(eras.root() / "benchmarks" / "atlas"))
 import measure
 import stacks
+import summary
 
 from failurelab.preflight.answer import Answer, Finding
 
@@ -68,6 +69,13 @@ def test_the_table_that_ships_can_be_read():
     assert columns and all(set(column.states) <= {row.id for row in rows} for column in columns)
 
 
+def test_the_table_and_the_page_are_those_of_the_evidence():
+    """They are written by `make atlas`, and by nothing else."""
+    records = summary.read_evidence(measure.OUT)
+    assert json.loads(atlas.FILE.read_text()) == summary.make_table(records)
+    assert summary.PAGE.read_text() == summary.make_page(atlas.read()[0], records)
+
+
 def test_stacks_are_each_release_of_trl_and_each_minor_one_of_transformers():
     trl = [release("0.14.0", "2025-01-29"), release("0.19.1", "2025-07-08")]
     transformers = [
@@ -79,9 +87,8 @@ def test_stacks_are_each_release_of_trl_and_each_minor_one_of_transformers():
     assert chosen["trl-0.19.1"].until == datetime.date(2025, 7, 11)
 
 
-def test_an_index_without_days_and_one_that_is_not_there(monkeypatch, tmp_path):
-    (tmp_path / "trl").mkdir()
-    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9/simple")
+def test_an_index_that_is_not_there(monkeypatch):
+    monkeypatch.setenv("UV_INDEX_URL", "http://127.0.0.1:9")
     with pytest.raises(stacks.IndexUnreadable, match="check the network") as raised:
         stacks.read_index("trl")
     assert raised.value.exit_status == 3

@@ -44,10 +44,12 @@ def count_cut_off(model: nn.Module) -> int:
     return 0
 
 
-def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[Any], new_tokens: int) -> float:
-    """Predict each token of greedy completions from the last token alone, and return the largest error in nats."""
+def _complete(model: nn.Module, tokenizer: Any, prompts: Sequence[Any], new_tokens: int) -> Iterator[tuple[int, Any]]:
+    """Yield each prompt's length, and it with its greedy completion, (1, tokens): alone, so without padding.
+
+    In the loop over it no gradients are kept, and random numbers are those of a fork.
+    """
     ids, mask = _greedy.encode(model, tokenizer, prompts, new_tokens)  # (prompts, longest), both
-    worst = 0.0
     foreign: Any = model
     with torch.no_grad(), torch.random.fork_rng(), rollouts.safe_generation(model):
         for row, kept in zip(ids, mask):
@@ -56,13 +58,19 @@ def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[An
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False,
                 pad_token_id=0,
             )  # fmt: skip
-            whole = getattr(whole, "sequences", whole)  # (1, prompt + new)
-            drawn = whole[0, prompt.shape[1] :]  # (new,)
-            right = _logits(model, whole)[0, prompt.shape[1] - 1 : -1]  # (new, vocabulary)
-            before = whole[0, prompt.shape[1] - 1 : -1, None]  # (new, 1): the token before each
-            alone = _logits(model, before)[:, 0]  # (new, vocabulary)
-            gap = right.float().log_softmax(-1) - alone.float().log_softmax(-1)
-            worst = max(worst, gap.gather(1, drawn[:, None]).abs().max().item())
+            yield prompt.shape[1], getattr(whole, "sequences", whole)
+
+
+def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[Any], new_tokens: int) -> float:
+    """Predict each token of greedy completions from the last token alone, and return the largest error in nats."""
+    worst = 0.0
+    for length, whole in _complete(model, tokenizer, prompts, new_tokens):  # (1, prompt + new)
+        drawn = whole[0, length:]  # (new,)
+        right = _logits(model, whole)[0, length - 1 : -1]  # (new, vocabulary)
+        before = whole[0, length - 1 : -1, None]  # (new, 1): the token before each
+        alone = _logits(model, before)[:, 0]  # (new, vocabulary)
+        gap = right.float().log_softmax(-1) - alone.float().log_softmax(-1)
+        worst = max(worst, gap.gather(1, drawn[:, None]).abs().max().item())
     return worst
 
 
@@ -71,22 +79,15 @@ def error_without_causality(model: nn.Module, tokenizer: Any, prompts: Sequence[
 
     So transformers up to 4.48 draws where prompts are padded: earlier tokens read later ones.
     """
-    ids, mask = _greedy.encode(model, tokenizer, prompts, new_tokens)  # (prompts, longest), both
     worst = 0.0
     foreign: Any = model
-    with torch.no_grad(), torch.random.fork_rng(), rollouts.safe_generation(model):
-        for row, kept in zip(ids, mask):
-            prompt = row[kept.bool()][None]  # (1, prompt)
-            whole = foreign.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False,
-                pad_token_id=0,
-            )  # fmt: skip
-            before = getattr(whole, "sequences", whole)[:, :-1]  # (1, prompt + new - 1)
-            size = before.shape[1]
-            open_mask = torch.zeros(1, 1, size, size, dtype=next(model.parameters()).dtype, device=before.device)
-            open_rows = foreign(input_ids=before, attention_mask=open_mask, use_cache=False).logits[0, -1]
-            right = _logits(model, before)[0, -1]  # (vocabulary,)
-            worst = max(worst, (right.float().log_softmax(-1) - open_rows.float().log_softmax(-1)).abs().max().item())
+    for _, whole in _complete(model, tokenizer, prompts, new_tokens):
+        before = whole[:, :-1]  # (1, prompt + new - 1)
+        size = before.shape[1]
+        open_mask = torch.zeros(1, 1, size, size, dtype=next(model.parameters()).dtype, device=before.device)
+        open_rows = foreign(input_ids=before, attention_mask=open_mask, use_cache=False).logits[0, -1]
+        right = _logits(model, before)[0, -1]  # (vocabulary,)
+        worst = max(worst, (right.float().log_softmax(-1) - open_rows.float().log_softmax(-1)).abs().max().item())
     return worst
 
 
