@@ -15,10 +15,10 @@ from tools.store_outputs import normalise
 from failurelab_course.notebook_runs import notebooks as course
 from failurelab_course.notebook_runs.stored import CHECKED, KERNELSPEC, declared_parameters, is_folded, tags
 
-LINE, CELL, STORY = 79, 40, 35
+LINE, CELL, STORY = 79, 40, 35  # characters, lines, code cells in view
 IMAGE_BYTES = 200_000
 # What is no part of the story: who reads it in a cell has to ask whether it matters.
-BOOKKEEPING = re.compile(r"\b(predict|observe)\.\w+\(|\bnotebook\.(setup|model_path)\(|\brecord\(")
+BOOKKEEPING = re.compile(r"\b(predict|observe|exercise)\.\w+\(|\bnotebook\.(setup|model_path)\(|\brecord\(")
 UNITS = r"s|secs?|seconds?|ms|milliseconds?|µs|us|ns|min|mins|minutes?|h|hours?"
 DIFFERS = {
     "a duration or a time of day": rf"\b\d+(\.\d+)?\s?({UNITS})\b|\b[sh]/it\b|runtime\b|_per_second|"
@@ -30,7 +30,7 @@ DIFFERS = {
 }
 # `%%bash` may: a command that fails there is an error.
 SHELL = r"^\s*[!%]{0,2}(!|%(pip|conda|mamba|uv|sh|script|system|sx|cmd)\b)|=\s*!\w|\bos\.system\("
-ASKED = re.compile(r'predict\.(ask|answer)\(\s*"([\w-]+)"')
+ASKED = re.compile(r'predict\.(ask|answer)(?:_number)?\(\s*"([\w-]+)"')
 
 
 class View(NamedTuple):
@@ -194,7 +194,9 @@ def _folded(view: View) -> Found:
         if match := BOOKKEEPING.search(cell.source):
             yield place, f"`{match.group()}...)` in view is bookkeeping: fold the cell (jupyter.source_hidden)"
     for place, cell in view.code:
-        if "predict.answer(" in cell.source and not cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+        if re.search(r"predict\.answer(_number)?\(", cell.source) and not cell.metadata.get("jupyter", {}).get(
+            "outputs_hidden"
+        ):
             yield place, "a stored answer in view: who reads on meets it before the question (jupyter.outputs_hidden)"
 
 

@@ -50,6 +50,19 @@ def test_a_slip_is_told_in_a_line(shown, call, match):
     assert "\n" not in str(error.value) and len(error.value._render_traceback_()) == 1
 
 
+def test_a_number_is_asked_for_and_shown_at_once_where_nobody_looks(shown):
+    predict.ask_number("04-memory", "How much for `7B`?", "GiB")
+    predict.answer_number("04-memory", 13.25, because="Two bytes a weight.")
+    predict.ask_number("04-rows", "How many rows?")
+    predict.answer_number("04-rows", 12345)
+    assert shown == [
+        "Your prediction: How much for `7B`?\n  ____ GiB",
+        "Measured: 13.2 GiB.\nTwo bytes a weight.",
+        "Your prediction: How many rows?\n  ____",
+        "Measured: 12,345.",
+    ]
+
+
 @pytest.fixture(scope="module")
 def learner():
     """A kernel that a server would call a notebook's."""
@@ -64,9 +77,14 @@ def displays(messages):
 
 def press(learner, asked, choice):
     """Press the button with this number, as the browser does; return what is displayed for that."""
+    return send(learner, asked, "ToggleButtonsModel", {"index": choice})
+
+
+def send(learner, asked, model, state):
+    """Change a widget of this model, as the browser does; return what is displayed for that."""
     states = {content["comm_id"]: content["data"]["state"] for kind, content in asked if kind == "comm_open"}
-    (comm,) = [id for id, state in states.items() if state.get("_model_name") == "ToggleButtonsModel"]
-    content = {"comm_id": comm, "data": {"method": "update", "state": {"index": choice}, "buffer_paths": []}}
+    (comm,) = [id for id, known in states.items() if known.get("_model_name") == model]
+    content = {"comm_id": comm, "data": {"method": "update", "state": state, "buffer_paths": []}}
     pressed, sent = learner.client.session.msg("comm_msg", content), []
     learner.client.shell_channel.send(pressed)
     while not sent or sent[-1][1].get("execution_state") != "idle":
@@ -93,6 +111,24 @@ def test_an_answer_waits_for_the_choice(learner, choice, told, order):
     replaced, answered = [data for kind, data in sent if kind == "update_display_data"]
     assert WIDGET not in replaced and f"You said “{CHOICES[choice]}”." in replaced["text/html"]
     assert answered["text/plain"] == f"You said {told}\nEvery one."
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("1,400", "You said “1,400 GiB”: right, measured: 1,500 GiB."),
+        ("7", "You said “7 GiB”, measured: 1,500 GiB."),
+    ],
+)
+def test_a_number_is_compared_with_what_was_measured(learner, said, told):
+    """What is no number gets a line, and the answer goes on waiting."""
+    asked = learner.run("predict.ask_number('04-memory', 'How much?', 'GiB')").messages
+    learner.run("predict.answer_number('04-memory', 1500)")
+    for wrong in ("much", "nan", "about 7"):
+        assert send(learner, asked, "TextModel", {"value": wrong}) == []
+    sent = send(learner, asked, "TextModel", {"value": said})
+    _, answered = [data for kind, data in sent if kind == "update_display_data"]
+    assert answered["text/plain"] == told
 
 
 def test_a_run_started_from_a_notebook_has_no_reader(learner):

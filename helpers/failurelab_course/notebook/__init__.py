@@ -1,8 +1,9 @@
 """What a cell of a notebook uses. `notebook.setup()` is the first."""
 
 from failurelab_course.notebook.display import NotRun, not_run, setup, show, verdict_table
+from failurelab_course.notebook.sliders import knobs
 
-__all__ = ["NotRun", "model_path", "not_run", "setup", "show", "verdict_table"]
+__all__ = ["NotRun", "knobs", "model_path", "not_run", "setup", "show", "verdict_table"]
 
 
 def model_path(model: str, *, device: str = "cpu", seed: int = 0, fall_back: bool = False) -> str:

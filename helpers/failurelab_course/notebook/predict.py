@@ -1,16 +1,17 @@
-"""A question before a run, and its answer after it: `ask` and `answer`.
+"""A question before a run, and its answer after it: `ask` and `answer`, `ask_number` and `answer_number`.
 
 Who has said what will come reads the figure that comes with other eyes. So a reader in JupyterLab chooses one of the
-answers, and the answer of the run waits until then, also after Run All. In papermill, nbval and `failurelab run`, and
-so in the stored outputs, nobody can choose: the question is text there, and the answer is shown at once. Nothing is
-kept, and nobody is graded.
+answers, or writes a number, and the answer of the run waits until then, also after Run All. In papermill, nbval and
+`failurelab run`, and so in the stored outputs, nobody can choose: the question is text there, and the answer is shown
+at once. Nothing is kept, and nobody is graded.
 """
 
 import dataclasses
 import html
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -31,12 +32,17 @@ class PredictionError(FailureLabError):
 
 @dataclasses.dataclass
 class Question:
-    """What a notebook asks, such as `01-changed`; where a reader can choose, its `buttons` and the display of them."""
+    """What a notebook asks, such as `01-changed`; where a reader can answer, its `field` and the display of it.
+
+    A question without choices asks for a number, in `unit`. `note` is the field's line on what cannot be read.
+    """
 
     key: str
     text: str
-    choices: tuple[str, ...]
-    buttons: Any = None
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    field: Any = None
+    note: Any = None
     display: Any = None
 
 
@@ -56,11 +62,18 @@ def ask(key: str, text: str, choices: Sequence[str]) -> None:
     """
     if len(choices) < 2 or len(set(choices)) < len(choices):
         raise PredictionError(f"{key}: choices are two or more, all different, not {_quote(choices)}")
-    question = _asked[key] = Question(key, text, tuple(choices))
-    if _is_interactive():
-        _show_buttons(question)
-    else:
-        notebook._display(_describe(question), {})
+    _put(Question(key, text, tuple(choices)))
+
+
+def ask_number(key: str, text: str, unit: str = "") -> None:
+    """Ask for a number before it is measured.
+
+    Args:
+        key: as `ask` has it.
+        text: the question; code may be in backticks.
+        unit: of the number, such as `GiB`.
+    """
+    _put(Question(key, text, unit=unit))
 
 
 def answer(key: str, holds: str | Mapping[str, Any], because: str = "") -> None:
@@ -74,12 +87,59 @@ def answer(key: str, holds: str | Mapping[str, Any], because: str = "") -> None:
     Raises:
         PredictionError: the question was not asked, a choice is unknown, or not exactly one holds.
     """
+    question = _find(key)
+    came = _find_true(question, {holds: True} if isinstance(holds, str) else holds)
+    _reveal(question, f"Answer: “{came}”.", because, lambda said: (said == came, f"it is “{came}”"))
+
+
+def answer_number(key: str, measured: float, because: str = "", within: float = 1.25, digits: int = 3) -> None:
+    """Show a number that was measured, beside what was predicted; where a reader can answer, not before that.
+
+    Args:
+        key: of a question that `ask_number` asked in this kernel.
+        measured: the number, in the question's unit.
+        because: as `answer` has it.
+        within: a prediction counts as right up to this factor above or below; 1 for a count.
+        digits: of the number that is shown.
+
+    Raises:
+        PredictionError: the question was not asked.
+    """
+    question = _find(key)
+    came = _in_unit(measured, question.unit, digits)
+
+    def compare(said: str) -> tuple[bool, str]:
+        number = float(said)
+        low, high = sorted((measured / within, measured * within))
+        return low <= number <= high, f"measured: {came}"
+
+    _reveal(question, f"Measured: {came}.", because, compare)
+
+
+def _in_unit(number: float, unit: str, digits: int = 3) -> str:
+    words = f"{number:,.{digits}g}" if abs(number) < 10**digits else f"{number:,.0f}"
+    return f"{words} {unit}".strip()
+
+
+def _put(question: Question) -> None:
+    """Show a question: with a field where somebody can answer, else as text."""
+    _asked[question.key] = question
+    if is_interactive():
+        _show_field(question)
+    else:
+        notebook._display(_describe(question), {})
+
+
+def _find(key: str) -> Question:
     if key not in _asked:
         raise PredictionError(f"{key} was not asked in this kernel. Next: run the cell above that asks it")
-    question = _asked[key]
-    came = _find_true(question, {holds: True} if isinstance(holds, str) else holds)
-    if question.buttons is None:
-        notebook._display(_as_data(f"Answer: “{came}”.", f"<b>Answer:</b> “{_as_html(came)}”.", because), {})
+    return _asked[key]
+
+
+def _reveal(question: Question, outcome: str, because: str, compare: Callable[[str], tuple[bool, str]]) -> None:
+    """Show an outcome; where a field waits for the reader, not before they answered, and whether they were right."""
+    if question.field is None:
+        notebook._display(_as_data(outcome, _as_html(outcome), because), {})
         return
     from IPython.display import display
 
@@ -87,21 +147,38 @@ def answer(key: str, holds: str | Mapping[str, Any], because: str = "") -> None:
     shown = display(_as_data(waits, waits), raw=True, display_id=True)
 
     def show(_: Any = None) -> None:
-        said = question.buttons.value
+        said = _read(question)
         if said is None:
             return
-        question.buttons.disabled = True
+        question.field.disabled = True
+        right, came = compare(said)
+        told = said if question.choices else _in_unit(float(said), question.unit)
         # Of a widget in a saved notebook only an error is left, so HTML takes its place.
-        question.display.update(_describe(question, f"You said “{said}”."), raw=True)
-        sentence = f"You said “{said}”: right." if said == came else f"You said “{said}”, it is “{came}”."
-        mark = RIGHT if said == came else OTHER
-        shown.update(_as_data(sentence, f"{mark.html} {_as_html(sentence)}", because), raw=True)
+        question.display.update(_describe(question, f"You said “{told}”."), raw=True)
+        sentence = f"You said “{told}”: right." if right else f"You said “{told}”, {came}."
+        if right and not question.choices:
+            sentence = f"You said “{told}”: right, {came}."
+        shown.update(_as_data(sentence, f"{(RIGHT if right else OTHER).html} {_as_html(sentence)}", because), raw=True)
 
-    question.buttons.observe(show, names="value")
+    question.field.observe(show, names="value")
     show()
 
 
-def _is_interactive() -> bool:
+def _read(question: Question) -> str | None:
+    """Return what the reader said; None if that is nothing, or, with a line beside the field, no number."""
+    said = question.field.value
+    if question.choices or not said:
+        return said or None
+    text = said.replace(",", "").strip()
+    try:
+        finite = math.isfinite(float(text))
+    except ValueError:
+        finite = False
+    question.note.value = "" if finite else f"“{html.escape(said)}” is no number: write digits alone, such as 1.5"
+    return text if finite else None
+
+
+def is_interactive() -> bool:
     """Whether a person looks at this kernel: a Jupyter server started it for a notebook or a console.
 
     A run that is started from such a notebook (`!failurelab run`, nbval) inherits the server's variable, and nobody
@@ -115,16 +192,23 @@ def _is_interactive() -> bool:
         return True
 
 
-def _show_buttons(question: Question) -> None:
-    """Show a button for each choice: toggle buttons, because JupyterLab takes the arrow keys of radio buttons."""
+def _show_field(question: Question) -> None:
+    """Show a button for each choice (JupyterLab takes the arrow keys of radio buttons), or a field for a number."""
     import ipywidgets
     from IPython.display import display
 
-    question.buttons = ipywidgets.ToggleButtons(options=question.choices, value=None)
-    question.buttons.layout.width, question.buttons.style.button_width = "auto", "max-content"
-    box = ipywidgets.VBox([ipywidgets.HTML(_title(question)), question.buttons])
+    rows = [ipywidgets.HTML(_title(question))]
+    if question.choices:
+        question.field = ipywidgets.ToggleButtons(options=question.choices, value=None)
+        question.field.layout.width, question.field.style.button_width = "auto", "max-content"
+        rows.append(question.field)
+    else:
+        question.field = ipywidgets.Text(placeholder="a number, then Enter", continuous_update=False)
+        question.note = ipywidgets.HTML()
+        rows += [ipywidgets.HBox([question.field, ipywidgets.Label(question.unit)]), question.note]
     # A front end without widgets shows the HTML.
-    question.display = display(box._repr_mimebundle_() | _describe(question), raw=True, display_id=True)
+    data = ipywidgets.VBox(rows)._repr_mimebundle_() | _describe(question)
+    question.display = display(data, raw=True, display_id=True)
 
 
 def _find_true(question: Question, holds: Mapping[str, Any]) -> str:
@@ -140,8 +224,9 @@ def _find_true(question: Question, holds: Mapping[str, Any]) -> str:
 
 def _describe(question: Question, note: str = "") -> dict[str, str]:
     """Return a question, its choices and a note to the reader, as text and as HTML."""
-    lines = [f"Your prediction: {question.text}", *(f"  ( ) {choice}" for choice in question.choices), note]
-    listed = "".join(f"<li>{_as_html(choice)}</li>" for choice in question.choices)
+    places = [f"( ) {choice}" for choice in question.choices] or [f"____ {question.unit}".strip()]
+    lines = [f"Your prediction: {question.text}", *(f"  {place}" for place in places), note]
+    listed = "".join(f"<li>{_as_html(choice)}</li>" for choice in question.choices or places)
     below = f'<ul style="margin:0.2em 0">{listed}</ul>' + (note and f"<div>{_as_html(note)}</div>")
     return {"text/plain": _join(lines), "text/html": _frame(f"<div>{_title(question)}</div>{below}")}
 

@@ -1,0 +1,118 @@
+"""An exercise in a notebook: the reader writes the measurement that decides, and `check` says what it misses.
+
+The cell before has a function's signature, and a docstring that says what it returns. The checker asks the course's
+own solution first, so that a checker which nobody can satisfy is an error, then the reader's function. A run by
+papermill or nbval meets the function unwritten, and goes on with the solution.
+"""
+
+import dataclasses
+import html
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from failurelab.errors import FailureLabError
+from failurelab_course.notebook import display as notebook
+
+DONE = notebook.Mark("✓ all cases", "#d5f2de", "#0b3d1c")
+OPEN = notebook.Mark("not yet", "#fdeacb", "#4a2f00")
+
+
+class ExerciseError(FailureLabError):
+    """The course's own solution does not satisfy its checker; the message names the case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One call of what the reader wrote.
+
+    Attributes:
+        what: the call in words, such as "two equal models".
+        given: the arguments, or a function without arguments that makes them anew for each call.
+        expected: what is returned: compared by ==, numbers within a thousandth. Or a function that takes what was
+            returned and returns whether it is right.
+        hint: what an answer that fails here has missed, in a sentence.
+    """
+
+    what: str
+    given: Sequence[Any] | Callable[[], Sequence[Any]]
+    expected: Any
+    hint: str
+
+
+def check(written: Callable[..., Any], solution: Callable[..., Any], calls: Sequence[Example]) -> Callable[..., Any]:
+    """Show how far the reader's function is right; return it if it is, else the course's solution.
+
+    A function that was not written (it returns None or `...` in the first call), that raises, or that returns another
+    type is told in a line, and the notebook runs on.
+
+    Args:
+        written: the reader's function.
+        solution: the course's.
+        calls: from the plain one to the one that most answers miss.
+
+    Raises:
+        ExerciseError: the solution fails a call.
+    """
+    for call in calls:
+        if problem := _try(solution, call):
+            raise ExerciseError(f"the course's own {solution.__name__} fails at “{call.what}”: {problem}")
+    name = getattr(written, "__name__", "the function")
+    if not callable(written):
+        _tell(False, f"`{name}` is {type(written).__name__}, and a function is expected.")
+        return solution
+    for passed, call in enumerate(calls):
+        problem = _try(written, call)
+        if problem is _UNWRITTEN and not passed:
+            _tell(False, f"`{name}` is not written yet: the notebook goes on with the course's own.")
+            return solution
+        if problem:
+            _tell(False, f"{passed} of {len(calls)} cases. At “{call.what}” {problem}. {call.hint}")
+            return solution
+    _tell(True, f"`{name}` is right in all {len(calls)} cases.")
+    return written
+
+
+_UNWRITTEN = "it returned nothing"
+
+
+def _try(function: Callable[..., Any], call: Example) -> str:
+    """Return what is wrong with a function in a case; an empty text if nothing is."""
+    given = call.given() if callable(call.given) else call.given
+    try:
+        returned = function(*given)
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["no word"])[0]
+        return f"it raised {type(error).__name__}: {said[:160]}"
+    if returned is None or returned is ...:
+        return _UNWRITTEN
+    if callable(call.expected):
+        try:
+            right = bool(call.expected(returned))
+        except Exception:
+            right = False
+        return "" if right else f"it returned {_short(returned)}"
+    value = returned.item() if hasattr(returned, "item") and getattr(returned, "size", None) is not None else returned
+    return "" if _same(value, call.expected) else f"it returned {_short(value)}, and {_short(call.expected)} is right"
+
+
+def _same(value: Any, expected: Any) -> bool:
+    if isinstance(expected, bool) or not isinstance(expected, (int, float)):
+        try:
+            return bool(value == expected)
+        except Exception:  # arrays of another shape
+            return False
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-6)
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+    kind = "" if isinstance(value, (int, float)) else f" ({type(value).__name__})"
+    return " ".join(text.split())[:80] + kind
+
+
+def _tell(done: bool, sentence: str) -> None:
+    mark = DONE if done else OPEN
+    text = f"{mark.words}: {sentence}"
+    notebook._display({"text/plain": text, "text/html": f"{mark.html} {html.escape(sentence, quote=False)}"}, {})

@@ -1,0 +1,1 @@
+"""Drawings of a mechanism, from figures that a notebook measured: one module for each."""

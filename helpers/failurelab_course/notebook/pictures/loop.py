@@ -1,0 +1,82 @@
+"""The loop of GRPO, which recurs at the head and the end of each notebook: which arrow broke?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from failurelab_course.notebook import display as notebook
+
+STAGES = ("rollout", "score", "advantage", "gradient", "update")
+# What goes along each arrow, and from which stage to which.
+ARROWS = {
+    "completions": ("rollout", "score"),
+    "rewards": ("score", "advantage"),
+    "log-probs": ("score", "gradient"),
+    "advantages": ("advantage", "gradient"),
+    "gradients": ("gradient", "update"),
+    "weights": ("update", "rollout"),
+}
+BROKEN, SOUND = "#a3260d", "#444444"
+
+
+def loop(broken: str | Mapping[str, str] = (), alt: str = "") -> None:
+    """Show the loop, with the arrows that are broken marked.
+
+    Args:
+        broken: the name of an arrow (`ARROWS`), or of several with a few words for each, such as
+            `{"completions": "drawn without the prompt"}`.
+        alt: a sentence for those who do not see it; made from `broken` if empty.
+
+    Raises:
+        ValueError: an arrow's name is unknown.
+    """
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8.5, 2.4))
+    marked = draw(axes, broken)
+    words = [f"{name} {note}".strip() for name, note in marked.items()]
+    healthy = "The loop of GRPO: rollout, score, advantage, gradient, update, and back to the rollout"
+    notebook.show(figure, alt or (f"{healthy}; broken here: {', '.join(words)}" if words else healthy))
+
+
+def draw(axes: Any, broken: str | Mapping[str, str] = ()) -> dict[str, str]:
+    """Draw the loop into matplotlib axes; return the broken arrows with their words.
+
+    Raises:
+        ValueError: an arrow's name is unknown.
+    """
+    marked = {broken: ""} if isinstance(broken, str) else dict(broken)
+    if unknown := [name for name in marked if name not in ARROWS]:
+        raise ValueError(f"no arrow of the loop is called {', '.join(unknown)}: they are {', '.join(ARROWS)}")
+    axes.set(xlim=(-0.5, 4.5), ylim=(-1.25, 1.45))
+    axes.axis("off")
+    for place, stage in enumerate(STAGES):
+        box = {"boxstyle": "round,pad=0.4", "facecolor": "#e8f1f8", "edgecolor": "#0072B2"}
+        axes.text(place, 0, stage, ha="center", va="center", fontsize=10, bbox=box)
+    for name, (start, end) in ARROWS.items():
+        _draw_arrow(axes, name, STAGES.index(start), STAGES.index(end), name in marked)
+    told = [f"✗ {name}: {note}" for name, note in marked.items() if note]
+    axes.text(-0.45, 1.4, "\n".join(told), ha="left", va="top", fontsize=9.5, color=BROKEN, fontweight="bold")
+    return marked
+
+
+def _draw_arrow(axes: Any, name: str, start: int, end: int, is_broken: bool) -> None:
+    """Draw one arrow: straight, along the top (log-probs), or along the bottom (weights), with its name."""
+    bend, side, height = {"log-probs": (-0.4, 0.22, 0.72), "weights": (-0.17, -0.24, -0.66)}.get(name, (0.0, 0.0, 0.2))
+    color, width = (BROKEN, 2.4) if is_broken else (SOUND, 1.3)
+    gap = 0.0 if bend else 0.36
+    axes.annotate(
+        "",
+        xy=(end - gap, side),
+        xytext=(start + gap, side),
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": color,
+            "lw": width,
+            "linestyle": "--" if is_broken else "-",  # told without the colour, too
+            "connectionstyle": f"arc3,rad={bend}",
+            "shrinkA": 0,
+            "shrinkB": 0,
+        },
+    )
+    words, weight = (f"✗ {name}", "bold") if is_broken else (name, "normal")
+    axes.text((start + end) / 2, height, words, ha="center", va="center", fontsize=8.5, color=color, fontweight=weight)

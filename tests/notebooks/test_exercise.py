@@ -1,0 +1,95 @@
+"""What a reader writes: the checker says what it misses, and the notebook runs on; figures with knobs, and the loop."""
+
+import numpy
+import pytest
+from tests.kernels import Notebook
+
+from failurelab_course.notebook import display, exercise, sliders
+from failurelab_course.notebook.pictures import loop
+
+CALLS = [
+    exercise.Example("two and three", (2, 3), 5, "Add them."),
+    exercise.Example("nothing and three", lambda: (0, 3), lambda sum_: sum_ == 3, "Nothing is a number too."),
+]
+
+
+def right(first, second):
+    return first + second
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    texts = []
+    monkeypatch.setattr(display, "_display", lambda data, _: texts.append(data))
+    return texts
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (lambda first, second: None, "not written yet"),
+        (lambda first, second: ..., "not written yet"),
+        (lambda first: first, "0 of 2 cases. At “two and three” it raised TypeError"),
+        (lambda first, second: str(first + second), "it returned '5' (str), and 5 is right. Add them."),
+        (lambda first, second: True, "it returned True, and 5 is right"),
+        (lambda first, second: first * second or 5, "it returned 6, and 5 is right. Add them."),
+        (lambda first, second: 5, "1 of 2 cases. At “nothing and three” it returned 5. Nothing is a number too."),
+        (lambda first, second: 5 if first else None, "1 of 2 cases. At “nothing and three” it returned nothing"),
+        ("5", "`the function` is str, and a function is expected"),
+    ],
+)
+def test_an_answer_that_misses_something_is_told_in_a_line(shown, written, told):
+    goes_on = exercise.check(written, right, CALLS)
+    assert goes_on is right and told in shown[0]["text/plain"] and "\n" not in shown[0]["text/plain"]
+    assert shown[0]["text/plain"].startswith("not yet")
+
+
+def test_a_right_answer_is_what_the_notebook_goes_on_with(shown):
+    def mine(first, second):
+        return numpy.float64(first + second)  # a scalar of an array library is a number
+
+    assert exercise.check(mine, right, CALLS) is mine and shown[0]["text/plain"].startswith("✓ all cases")
+
+
+def test_a_checker_that_nobody_can_satisfy_is_an_error(shown):
+    with pytest.raises(exercise.ExerciseError, match="the course's own right fails at “two and three”: it returned 5"):
+        exercise.check(right, right, [exercise.Example("two and three", (2, 3), 6, "")])
+    assert shown == []
+
+
+def test_knobs_stand_in_three_settings_where_nobody_looks(shown):
+    drawn = []
+    settings = [{"rate": rate} for rate in (1, 2, 3)]
+    sliders.knobs(lambda axes, rate: drawn.append(rate), {"rate": [1, 2, 3, 4]}, settings, "a figure of rates")
+    assert drawn == [1, 2, 3] and list(shown[0]) == ["image/png", "text/plain"] and len(shown) == 1
+    with pytest.raises(ValueError, match="is not of the knobs"):
+        sliders.knobs(lambda axes, rate: None, {"rate": [1, 2]}, [{"speed": 1}], "a figure of rates")
+
+
+def test_a_knob_that_is_turned_draws_again():
+    learner = Notebook(JPY_SESSION_NAME="notebooks/09.ipynb")
+    try:
+        turned = """
+import ipywidgets
+from failurelab_course import notebook
+drawn, made = [], []
+original = ipywidgets.SelectionSlider.__init__
+def keep(self, *values, **named):
+    made.append(self)
+    original(self, *values, **named)
+ipywidgets.SelectionSlider.__init__ = keep
+notebook.knobs(lambda axes, rate: drawn.append(rate), {"rate": [1, 2, 3]}, [{"rate": 1}], "a figure of rates")
+made[0].value = 3"""
+        learner.run(turned)
+        assert learner.run("drawn").value == "[1, 1, 3]"
+    finally:
+        learner.end()
+
+
+def test_the_loop_marks_the_arrows_that_are_broken(shown):
+    loop.loop({"completions": "drawn without the prompt"})
+    assert "broken here: completions drawn without the prompt" in shown[0]["text/plain"]
+    loop.loop()
+    assert "broken" not in shown[1]["text/plain"] and shown[0]["image/png"] != shown[1]["image/png"]
+    with pytest.raises(ValueError, match="no arrow of the loop is called tokens: they are completions, rewards"):
+        loop.loop("tokens")
