@@ -149,6 +149,23 @@ def find_symptoms(
     _say(symptoms.describe(symptoms.read_log(log) if log else sys.stdin))
 
 
+@app.command("card")
+def print_card(
+    language: Annotated[str, typer.Option("--lang", help="en or zh.")] = "en",
+    write: Annotated[bool, typer.Option("--write", hidden=True, help="Write the course's own copies.")] = False,
+) -> None:
+    """Print the card: the loop, each silent failure on its arrow, and its figure; as SVG, for one page of A4."""
+    from failurelab_course import card
+
+    if write:
+        for path in card.write(eras.root()):
+            _say(f"{path.relative_to(eras.root())} written")
+        return
+    if language not in card.PAGES:
+        raise typer.BadParameter(f"{language!r}: the card is in {' and '.join(card.PAGES)}", param_hint="--lang")
+    sys.stdout.write(card.draw(language))
+
+
 @app.command("upgrade")
 def compare_releases(
     before: Annotated[str, typer.Argument(help="The release of trl that you have, such as 0.19.1.")],

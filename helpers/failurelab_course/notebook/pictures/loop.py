@@ -15,6 +15,9 @@ ARROWS = {
     "gradients": ("gradient", "update"),
     "weights": ("update", "rollout"),
 }
+# How an arrow bends, how far from the middle it begins, and how high its name stands.
+_STRAIGHT = (0.0, 0.0, 0.2)
+_PLACES = {"log-probs": (-0.4, 0.22, 0.72), "weights": (-0.17, -0.24, -0.62)}
 BROKEN, SOUND = "#a3260d", "#444444"
 
 
@@ -38,8 +41,8 @@ def loop(broken: str | Mapping[str, str] = (), alt: str = "") -> None:
     notebook.show(figure, alt or (f"{healthy}; broken here: {', '.join(words)}" if words else healthy))
 
 
-def draw(axes: Any, broken: str | Mapping[str, str] = ()) -> dict[str, str]:
-    """Draw the loop into matplotlib axes; return the broken arrows with their words.
+def draw(axes: Any, broken: str | Mapping[str, str] = (), ids: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Draw the loop into matplotlib axes, with `ids` beside the arrows; return the broken arrows with their words.
 
     Raises:
         ValueError: an arrow's name is unknown.
@@ -54,6 +57,9 @@ def draw(axes: Any, broken: str | Mapping[str, str] = ()) -> dict[str, str]:
         axes.text(place, 0, stage, ha="center", va="center", fontsize=10, bbox=box)
     for name, (start, end) in ARROWS.items():
         _draw_arrow(axes, name, STAGES.index(start), STAGES.index(end), name in marked)
+        middle, (_, _, height) = (STAGES.index(start) + STAGES.index(end)) / 2, _PLACES.get(name, _STRAIGHT)
+        beneath = height - 0.17 if abs(height) > 0.5 else -0.2
+        axes.text(middle, beneath, (ids or {}).get(name, ""), ha="center", va="center", fontsize=8, color=BROKEN)
     told = [f"✗ {name}: {note}" for name, note in marked.items() if note]
     axes.text(-0.45, 1.4, "\n".join(told), ha="left", va="top", fontsize=9.5, color=BROKEN, fontweight="bold")
     return marked
@@ -61,7 +67,7 @@ def draw(axes: Any, broken: str | Mapping[str, str] = ()) -> dict[str, str]:
 
 def _draw_arrow(axes: Any, name: str, start: int, end: int, is_broken: bool) -> None:
     """Draw one arrow: straight, along the top (log-probs), or along the bottom (weights), with its name."""
-    bend, side, height = {"log-probs": (-0.4, 0.22, 0.72), "weights": (-0.17, -0.24, -0.66)}.get(name, (0.0, 0.0, 0.2))
+    bend, side, height = _PLACES.get(name, _STRAIGHT)
     color, width = (BROKEN, 2.4) if is_broken else (SOUND, 1.3)
     gap = 0.0 if bend else 0.36
     axes.annotate(

@@ -1,0 +1,67 @@
+"""The card to print: every silent failure stands on an arrow, and the committed pages are the registry's."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from failurelab import failures
+from failurelab.failures import predicates
+from failurelab_course import card, cli, eras
+from failurelab_course.notebook.pictures import loop
+
+
+@pytest.mark.parametrize("language", card.PAGES)
+def test_the_committed_card_says_what_the_registry_says(language):
+    page = (eras.root() / card.PAGES[language]).read_text(encoding="utf-8")
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    drawn = re.findall(r"<text[^>]*>([^<]*)</text>", card.draw(language))
+    assert texts == drawn
+    lines = card.read_lines(language)
+    assert [line.arrow for line in lines] == sorted((line.arrow for line in lines), key=list(loop.ARROWS).index)
+    for line in lines:
+        assert {line.id, line.short, line.look, line.healthy} <= set(texts)
+    assert len(lines) + 6 == len(failures.all())
+
+
+@pytest.mark.parametrize(
+    ("broken", "band"),
+    [
+        ("left > 0", "0"),
+        ("left > 0.1", "at most 0.1"),
+        ("left < 0.9", "at least 0.9"),
+        ("left != 1", "1"),
+        ("left == 0", "above 0"),
+    ],
+)
+def test_the_healthy_band_is_what_a_failure_is_not(broken, band):
+    assert card.describe_band(predicates.parse(broken), "en") == band
+
+
+def test_a_band_of_two_figures_needs_words():
+    with pytest.raises(card.CardError, match="compares no number"):
+        card.describe_band(predicates.parse("groups == flat"), "en")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[F7]", "[F77]", "F7 has no line, and is not among the loud"),
+        ('loud = ["F2", ', 'loud = ["F2", "F98", ', "F98 is no failure of the registry"),
+        ('arrow = "rewards"', 'arrow = "reward"', "'reward' is no arrow of the loop"),
+        ('short = "garbage', 'shirt = "garbage', "short: it is missing"),
+    ],
+)
+def test_a_slip_in_the_file_is_told(tmp_path, old, new, said):
+    text = (card.HERE / "card.toml").read_text(encoding="utf-8")
+    assert old in text
+    (tmp_path / "card.toml").write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(card.CardError, match=re.escape(said)):
+        card.read_lines("en", tmp_path / "card.toml")
+
+
+def test_the_command_prints_svg_or_a_line():
+    done = CliRunner().invoke(cli.app, ["card", "--lang", "zh"])
+    assert done.exit_code == 0 and "奖励不涨" in done.output and "<svg" in done.output
+    wrong = CliRunner().invoke(cli.app, ["card", "--lang", "fr"])
+    assert wrong.exit_code == 2 and "the card is in en and zh" in " ".join(wrong.output.split())
