@@ -27,6 +27,7 @@ from failurelab.errors import FailureLabError
 
 TODAY = "today"
 MARKER = "failurelab-era.json"
+HOSTED = ".hosted"  # in the course's root: the prefix and the interpreter that `hosted` installed it into
 # Hidden from each other, or a library of the caller's environment would be imported in the era.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "JPY_PARENT_PID")
 
@@ -47,6 +48,8 @@ class Era:
     @property
     def python(self) -> pathlib.Path:
         """The era's interpreter."""
+        if self.name == TODAY and (named := _hosted(self.lock.parents[1])):
+            return named[1]  # a system's may be called python3 alone
         return self.folder / "bin" / "python"
 
     @property
@@ -154,10 +157,23 @@ def known() -> list[Era]:
 def _folder(top: pathlib.Path, name: str) -> pathlib.Path:
     if name != TODAY:
         return top / ".eras" / name
+    if named := _hosted(top):
+        return named[0]
     # Where the course was put into an environment of the reader's own (conda, Binder), that one is it; a Python that
     # only makes environments, a cluster's say, is left as it is.
     own = any(pathlib.Path(sys.prefix).glob("lib/python*/site-packages/*failurelab_course*"))
     return pathlib.Path(sys.prefix) if own and not (top / ".venv").exists() else top / ".venv"
+
+
+def _hosted(top: pathlib.Path) -> list[pathlib.Path]:
+    """Return the prefix and the interpreter that the course was installed into; none where it has its own."""
+    file = top / HOSTED
+    return [pathlib.Path(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def is_hosted() -> bool:
+    """Whether the course is used in a Python that it was installed into, on a hosted runtime (see `hosted`)."""
+    return (root() / HOSTED).is_file()
 
 
 def named_by(notebook: pathlib.Path) -> list[str]:

@@ -19,10 +19,25 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from failurelab_course.eras import MARKER, TODAY, Era, EraError, by_need, find, fingerprint, inherited, known, root, run
+from failurelab_course.eras import (
+    MARKER,
+    TODAY,
+    Era,
+    EraError,
+    by_need,
+    find,
+    fingerprint,
+    inherited,
+    is_hosted,
+    known,
+    lent,
+    root,
+    run,
+)
 
 Say = Callable[[str], object]  # is told what is done, line by line
 # Free bytes asked for before an environment is made: as measured with a CPU build of torch, and a third more.
@@ -133,7 +148,7 @@ def begin(command: list[str], say: Say = print, *, finish: bool = False) -> int:
     first, later = by_need()
     create([era.name for era in first], say, operation=False)
     later = [era for era in [*later, *first] if not era.is_finished]
-    behind = _create_behind(later, say) if later else None
+    behind = create_behind(later, say) if later else None
     try:
         process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
         # Handlers, for the command would inherit signals that are ignored.
@@ -149,7 +164,7 @@ def begin(command: list[str], say: Say = print, *, finish: bool = False) -> int:
             behind.wait()
 
 
-def _create_behind(eras: list[Era], say: Say) -> subprocess.Popen:
+def create_behind(eras: list[Era], say: Say) -> subprocess.Popen:
     """Start the set-up of these eras in a process of its own; return it when whoever asks for one would wait."""
     names = [era.name for era in eras]
     say(f"in the background: era {', '.join(names)}; a cell that asks for an era that is not there yet waits for it")
@@ -174,7 +189,7 @@ def _make_today(era: Era, say: Say) -> None:
         say(f"era {TODAY}: a virtual environment, and uv in it")
         run_step([base, "-m", "venv", "--clear", str(era.folder)], "an environment", era)
         run_step([str(era.python), "-m", "pip", "install", "--quiet", "uv"], "uv", era)
-    _fill(era, era.folder, say)
+    fill(era, era.python, say)
     mark(era, era.folder)
 
 
@@ -184,7 +199,7 @@ def _make(era: Era, say: Say) -> None:
     try:
         empty = ["venv", "--quiet", "--relocatable", "--clear", "--python", sys.executable]
         run_step([uv(), *empty, str(partial)], "an environment", era)
-        _fill(era, partial, say)
+        fill(era, partial / "bin" / "python", say)
         mark(era, partial)
         shutil.rmtree(era.folder, ignore_errors=True)
         partial.rename(era.folder)
@@ -192,18 +207,37 @@ def _make(era: Era, say: Say) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _fill(era: Era, folder: pathlib.Path, say: Say) -> None:
-    """Install torch, then the lock, then the course's two packages, into the environment at `folder`."""
-    install = [uv(), "pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode", "--quiet"]
-    torch = re.search(r"^torch==\S+", (era.lock.parent / "torch.txt").read_text(), re.MULTILINE)[0]
-    # A CPU build at hand is taken where find-links names one; elsewhere uv chooses the build by the machine's GPU.
-    backend = [] if find_links() else ["--torch-backend=auto"]
-    say(f"era {era.name}: {torch}")
-    run_step([*install, *backend, torch], torch, era)
-    say(f"era {era.name}: {era.lock.read_text().count('==')} packages")
-    run_step([*install, "-r", str(era.lock)], era.lock.name, era)
+def fill(era: Era, python: pathlib.Path, say: Say, *, has_torch: bool = False) -> None:
+    """Install torch, then the lock, then the course's two packages, into the environment of an interpreter.
+
+    On a hosted runtime torch is lent by the Python that runs, and nothing else asks for another one.
+
+    Args:
+        era: whose lock it is.
+        python: the environment's interpreter.
+        say: is told what is done.
+        has_torch: leave torch as it is there.
+
+    Raises:
+        EraError: a step failed.
+    """
+    install = [uv(), "pip", "install", "--python", str(python), "--compile-bytecode", "--quiet"]
+    hosted = is_hosted()
+    if not has_torch and not hosted:
+        torch = re.search(r"^torch==\S+", (era.lock.parent / "torch.txt").read_text(), re.MULTILINE)[0]
+        # A CPU build at hand is taken where find-links names one; elsewhere uv chooses the build by the machine's GPU.
+        backend = [] if find_links() else ["--torch-backend=auto"]
+        say(f"era {era.name}: {torch}")
+        run_step([*install, *backend, torch], torch, era)
+    locked = era.lock.read_text()
+    say(f"era {era.name}: {locked.count('==')} packages")
+    if hosted:  # the system's Python, perhaps; its lock is whole, and torch is in none
+        install += ["--break-system-packages"]
+    run_step([*install, *(["--no-deps"] if hosted else []), "-r", str(era.lock)], era.lock.name, era)
     editable = ["--editable", str(root() / "helpers"), "--editable", str(root())]
     run_step([*install, "--no-deps", *editable], "the packages of the course", era)
+    if hosted and not has_torch:
+        say(f"era {era.name}: torch {lent.link_torch(python, locked)}, lent by this runtime")
 
 
 def mark(era: Era, folder: pathlib.Path, **facts: object) -> None:
@@ -265,7 +299,8 @@ def uv() -> str:
     Raises:
         EraError: there is none.
     """
-    for place in (root() / ".venv" / "bin" / "uv", pathlib.Path(sys.prefix) / "bin" / "uv", shutil.which("uv")):
+    scripts = pathlib.Path(sysconfig.get_path("scripts"))
+    for place in (root() / ".venv" / "bin" / "uv", scripts / "uv", shutil.which("uv")):
         if place and os.access(place, os.X_OK):
             return str(place)
     raise EraError("uv is not found: eras are installed with it. Next: make, or pip install uv")

@@ -72,8 +72,12 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> st
         EraError: eras are named, and the course's repository is not there, or they have not been made.
         NotRun: `device` is a GPU, and none works; says why, and the next step.
     """
-    if eras:
+    if eras := list(eras):
         stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
+        from failurelab_course.eras import hosted
+
+        hosted.enter()
+        hosted.make_behind(eras)
     from failurelab_course.experiments import imports
 
     with imports.uncollected():

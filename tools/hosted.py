@@ -1,0 +1,141 @@
+"""Open notebooks alone, in a Python that stands for a hosted runtime's, and measure the way to their last cell.
+
+    python tools/hosted.py [NAME...] [--out evidence/cpu] [--warm]
+
+The stand-in has torch, ipykernel and pip, no uv, no git, no make, no clone and no ensurepip, and each notebook is a
+lone file in an empty folder. The course comes as an archive of what is committed, as a repository's host gives it; the
+libraries come from a package index, into an empty cache, then from that cache. What only a real host can tell is in
+docs/hosted.md.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import jupyter_client.kernelspec
+import nbformat
+import papermill
+
+from failurelab_course import outcomes
+from failurelab_course.eras import install, root
+
+NAMES = ["00", "01", "03", "07", "09"]
+_KERNEL = "hosted"
+
+
+def make_runtime(folder: pathlib.Path) -> pathlib.Path:
+    """Make the stand-in for a hosted runtime's Python: torch, ipykernel and pip; return its interpreter."""
+    python = folder / "python" / "bin" / "python"
+    torch = next(line for line in (root() / "eras" / "torch.txt").read_text().splitlines() if line.startswith("torch"))
+    environment = os.environ | {"UV_FIND_LINKS": install.find_links()}
+    backend = [] if install.find_links() else ["--torch-backend=auto"]
+    for line in (
+        ["venv", "--python", sys.executable, str(folder / "python")],
+        ["pip", "install", "--python", str(python), *backend, torch, "ipykernel", "pip"],
+    ):
+        subprocess.run([install.uv(), "--quiet", *line], env=environment, check=True)
+    return python
+
+
+def make_archive(folder: pathlib.Path) -> pathlib.Path:
+    """Pack what is committed, as a repository's host gives it; return the archive."""
+    archive = folder / "course.tar.gz"
+    line = ["git", "-C", str(root()), "archive", "--prefix=grpo-failure-lab/", f"--output={archive}", "HEAD"]
+    subprocess.run(line, check=True)
+    return archive
+
+
+def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]) -> dict:
+    """Run a copy of a notebook, alone in a folder; return its seconds to the last cell, and what went wrong."""
+    folder.mkdir(parents=True)
+    copy = pathlib.Path(shutil.copy(notebook, folder))
+    kernels = folder / "jupyter" / "kernels" / _KERNEL
+    kernels.mkdir(parents=True)
+    # The PATH has the system's programs, without those that a hosted runtime may lack.
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("sh", "bash", "env", "g++", "gcc", "cc", "c++", "as", "ld", "which", "uname", "ldconfig"):
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    spec = {
+        "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "a hosted runtime",
+        "language": "python",
+        "env": variables | {"PATH": f"{python.parent}{os.pathsep}{programs}", "PYTHONPATH": ""},
+    }
+    (kernels / "kernel.json").write_text(json.dumps(spec))
+    started, error = time.monotonic(), ""
+    kept = jupyter_client.kernelspec.KernelSpecManager.kernel_dirs
+    jupyter_client.kernelspec.KernelSpecManager.kernel_dirs = [str(kernels.parent)]
+    try:
+        papermill.execute_notebook(
+            str(copy), str(folder / "ran.ipynb"), kernel_name=_KERNEL, cwd=str(folder), progress_bar=False
+        )
+    except papermill.exceptions.PapermillExecutionError as raised:
+        error = f"{raised.ename}: {raised.evalue}"[:300]
+    finally:
+        jupyter_client.kernelspec.KernelSpecManager.kernel_dirs = kept
+    ran = nbformat.read(folder / "ran.ipynb", as_version=4)
+    said = [
+        line
+        for cell in ran.cells[:4]
+        for output in cell.get("outputs", [])
+        for line in output.get("text", "").splitlines()
+        if "installed" in line or line.startswith("era ")
+    ]
+    return {
+        "notebook": notebook.stem,
+        "seconds": round(time.monotonic() - started),
+        "error": error,
+        "said": said,
+    }
+
+
+def _size(folder: pathlib.Path) -> float:
+    files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+    return round(sum(file.stat().st_size for file in files) / 1e9, 2)
+
+
+def main() -> int:
+    """Run the notebooks; return 1 if one ended in an error."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="notebooks, such as 00 03; without, five of them")
+    parser.add_argument("--out", type=pathlib.Path, help="write what was measured into this folder")
+    parser.add_argument("--cache", type=pathlib.Path, help="begin from this cache of uv's instead of an empty one")
+    options = parser.parse_args()
+    records = []
+    with tempfile.TemporaryDirectory(prefix="hosted-", ignore_cleanup_errors=True) as name:
+        folder = pathlib.Path(name)
+        archive, cache = make_archive(folder), options.cache or folder / "cache"
+        for turn, wanted in enumerate(options.names or NAMES):
+            (notebook,) = (root() / "notebooks").glob(f"{wanted}_*.ipynb")
+            runtime = folder / f"runtime-{wanted}"
+            python = make_runtime(runtime)
+            variables = {
+                "FAILURELAB_SOURCE": archive.as_uri(),
+                "UV_CACHE_DIR": str(cache),
+                "PIP_NO_CACHE_DIR": "1",
+                "UV_FIND_LINKS": install.find_links(),
+            }
+            before = _size(cache) if cache.exists() else 0.0
+            record = run(notebook, python, runtime / "opened", variables)
+            record["cache"] = "empty" if turn == 0 and not options.cache else "warm"
+            record["downloaded_gb"] = round(_size(cache) - before, 2)
+            record["torch_files_gb"] = _size(runtime / "opened" / "course")
+            print(json.dumps(record), flush=True)
+            records.append(record)
+            shutil.rmtree(runtime, ignore_errors=True)
+    if options.out:
+        text = json.dumps({"benchmark": "hosted", "tier": "cpu", "records": records}, indent=1) + "\n"
+        (options.out / "hosted.json").write_text(text, encoding="utf-8")
+    return int(any(record["error"] for record in records))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
