@@ -22,7 +22,6 @@ import jupyter_client.kernelspec
 import nbformat
 import papermill
 
-from failurelab_course import outcomes
 from failurelab_course.eras import install, root
 
 NAMES = ["00", "01", "03", "07", "09"]

@@ -17,11 +17,14 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from failurelab_course.eras import HOSTED, TODAY, EraError, find, install, is_hosted, lent, root
 
 Say = Callable[[str], object]  # is told what is done, line by line
+# What notebooks measure with: these are the lock's. Anything else that runs already is the kernel's own.
+_MEASURES = ("numpy", "pandas", "matplotlib", "safetensors", "tokenizers", "transformers", "accelerate", "peft", "trl",
+             "datasets", "pyarrow", "huggingface-hub", "bitsandbytes", "deepspeed")  # fmt: skip
 _NEEDED = 3_000_000_000  # free bytes, as measured for today's lock without torch, and a half more
 
 
@@ -58,24 +61,32 @@ def prepare(say: Say = print) -> None:
         say(f"today's libraries are installed around torch {torch}: a minute or two, once a runtime")
         if not _has_uv():
             install.run_step([sys.executable, "-m", "pip", "install", "--quiet", "uv"], "uv", era)
-        before = dict(_imported(era.lock.read_text(encoding="utf-8")))
-        install.fill(era, pathlib.Path(sys.executable), lambda line: None, has_torch=True)
+        lock = root() / ".eras" / "hosted.txt"
+        lock.write_text(_without_the_kernels_own(era.lock.read_text(encoding="utf-8")), encoding="utf-8")
+        install.fill(era, pathlib.Path(sys.executable), lambda line: None, lock=lock)
         importlib.invalidate_caches()
         install.mark(era, era.folder)
         say(f"installed in {time.monotonic() - started:.0f} seconds")
-        if changed := [name for name, version in before.items() if lent.installed(name) != version]:
-            names = ", ".join(f"{name} {before[name]}" for name in changed)
-            raise EraError(
-                f"{names} was imported before the course's own version was installed. "
-                "Next: restart the runtime (Colab: Runtime, Restart session; Kaggle: Run, Restart), and run all cells"
-            )
     enter()
 
 
 def enter() -> None:
-    """Go to the notebooks' folder, which the paths in them begin at; does nothing where the course is not hosted."""
-    if is_hosted():
-        os.chdir(root() / "notebooks")
+    """Go to the notebooks' folder, which the paths in them begin at; does nothing where the course is not hosted.
+
+    Raises:
+        EraError: a library that the notebooks measure with was imported in another version than is installed now.
+    """
+    if not is_hosted():
+        return
+    loaded = {name: getattr(sys.modules.get(name.replace("-", "_")), "__version__", None) for name in _MEASURES}
+    if stale := [
+        f"{name} {version}" for name, version in loaded.items() if version not in (None, lent.installed(name))
+    ]:
+        raise EraError(
+            f"{', '.join(stale)} was imported before the course's own version was installed. "
+            "Next: restart the runtime (Colab: Runtime, Restart session; Kaggle: Run, Restart), and run all cells"
+        )
+    os.chdir(root() / "notebooks")
 
 
 def make_behind(names: list[str], say: Say = print) -> None:
@@ -91,15 +102,18 @@ def _find(name: str):
     return find(name, ready=False)
 
 
-def _imported(lock: str) -> Iterator[tuple[str, str]]:
-    """Yield the distributions of a lock that this process has imported already, each with the version installed."""
+def _without_the_kernels_own(lock: str) -> str:
+    """Return a lock without what this process has imported for itself: a host's kernel needs its own versions."""
     modules: dict[str, list[str]] = {}
     for module, names in importlib.metadata.packages_distributions().items():
         for name in names:
             modules.setdefault(lent.normal(name), []).append(module)
-    for name in {lent.normal(match[1]) for match in re.finditer(r"^([\w.-]+)==", lock, re.MULTILINE)}:
-        if any(module in sys.modules for module in modules.get(name, ())):
-            yield name, lent.installed(name)
+
+    def is_kept(line: str) -> bool:
+        name = lent.normal(re.match(r"[\w.-]*", line)[0])
+        return name not in _MEASURES and any(module in sys.modules for module in modules.get(name, ()))
+
+    return "".join(f"{line}\n" for line in lock.splitlines() if not is_kept(line))
 
 
 def _has_uv() -> bool:

@@ -207,7 +207,7 @@ def _make(era: Era, say: Say) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def fill(era: Era, python: pathlib.Path, say: Say, *, has_torch: bool = False) -> None:
+def fill(era: Era, python: pathlib.Path, say: Say, *, lock: pathlib.Path | None = None) -> None:
     """Install torch, then the lock, then the course's two packages, into the environment of an interpreter.
 
     On a hosted runtime torch is lent by the Python that runs, and nothing else asks for another one.
@@ -216,27 +216,27 @@ def fill(era: Era, python: pathlib.Path, say: Say, *, has_torch: bool = False) -
         era: whose lock it is.
         python: the environment's interpreter.
         say: is told what is done.
-        has_torch: leave torch as it is there.
+        lock: instead of the era's, for a Python that has torch and much else already.
 
     Raises:
         EraError: a step failed.
     """
     install = [uv(), "pip", "install", "--python", str(python), "--compile-bytecode", "--quiet"]
     hosted = is_hosted()
-    if not has_torch and not hosted:
+    if not hosted:
         torch = re.search(r"^torch==\S+", (era.lock.parent / "torch.txt").read_text(), re.MULTILINE)[0]
         # A CPU build at hand is taken where find-links names one; elsewhere uv chooses the build by the machine's GPU.
         backend = [] if find_links() else ["--torch-backend=auto"]
         say(f"era {era.name}: {torch}")
         run_step([*install, *backend, torch], torch, era)
-    locked = era.lock.read_text()
+    locked = (lock or era.lock).read_text()
     say(f"era {era.name}: {locked.count('==')} packages")
     if hosted:  # the system's Python, perhaps; its lock is whole, and torch is in none
         install += ["--break-system-packages"]
-    run_step([*install, *(["--no-deps"] if hosted else []), "-r", str(era.lock)], era.lock.name, era)
+    run_step([*install, *(["--no-deps"] if hosted else []), "-r", str(lock or era.lock)], era.lock.name, era)
     editable = ["--editable", str(root() / "helpers"), "--editable", str(root())]
     run_step([*install, "--no-deps", *editable], "the packages of the course", era)
-    if hosted and not has_torch:
+    if hosted and not lock:
         say(f"era {era.name}: torch {lent.link_torch(python, locked)}, lent by this runtime")
 
 
