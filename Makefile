@@ -12,7 +12,7 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
+.PHONY: size help setup course test test-fast nightly here browser hosted lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -23,6 +23,7 @@ help:
 	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
 	@echo "make goldens   what preflight and the guards answer, beside what was written down (PARTS=guards, ONLY=text)"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
+	@echo "make hosted    open notebooks alone, as on Colab or Kaggle, in a stand-in for such a runtime (docs/hosted.md)"
 	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them; NAME=02 for one"
@@ -103,6 +104,11 @@ runs-corpus: setup
 atlas: setup
 	@$(BIN)/python benchmarks/atlas/measure.py --only $(or $(ONLY),new) --jobs $(or $(JOBS),2)
 	@$(BIN)/python benchmarks/atlas/summary.py
+
+# Notebooks opened alone, in a stand-in for a hosted runtime; it needs a package index.
+hosted: setup
+	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) $(addprefix --notebooks ,$(NAME))
+	@$(BIN)/python tools/tables.py
 
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)

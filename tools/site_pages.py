@@ -17,7 +17,17 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The table of contents: the heading, and the pages as they are called in the site.
 CONTENTS = {
-    "Begin": ["path", "prerequisites", "other-machines", "preflight", "diagnose", "symptoms", "repairs", "textbook"],
+    "Begin": [
+        "path",
+        "prerequisites",
+        "other-machines",
+        "hosted",
+        "preflight",
+        "diagnose",
+        "symptoms",
+        "repairs",
+        "textbook",
+    ],
     "Notebooks": ["notebooks", "notebooks/*"],
     "Labs": ["labs/index"],
     "Look up": [

@@ -13,6 +13,9 @@ from failurelab_course import eras
 from failurelab_course.eras import hosted, install, lent
 
 
+ENDED = types.SimpleNamespace(poll=lambda: 0)
+
+
 def distribution(site, name, version, files, needs=()):
     """Write a distribution into a folder, as an installer does."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -93,7 +96,7 @@ def test_the_runtimes_python_becomes_todays_environment(here, monkeypatch):
 def test_a_historic_stack_is_made_behind_around_the_same_torch(here, monkeypatch):
     (here / eras.HOSTED).write_text(f"{here / 'prefix'}\n{sys.executable}\n")
     behind, linked = [], []
-    monkeypatch.setattr(install, "create_behind", lambda made, say: behind.extend(era.name for era in made))
+    monkeypatch.setattr(install, "create_behind", lambda made, say: behind.extend(era.name for era in made) or ENDED)
     hosted.make_behind(["old", "today"], print)
     assert behind == ["old", "today"]
     monkeypatch.setattr(lent, "link_torch", lambda python, lock: linked.append((python, lock)) or "2.9.1")

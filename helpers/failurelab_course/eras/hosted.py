@@ -8,12 +8,15 @@ library is needed.
 
 from __future__ import annotations  # a Python that is too old must get as far as saying so
 
+import atexit
 import importlib
 import importlib.metadata
 import os
 import pathlib
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import time
@@ -95,7 +98,14 @@ def make_behind(names: list[str], say: Say = print) -> None:
         return
     missing = [era for era in map(_find, names) if era.status != "ready" and not era.is_being_made]
     if missing:
-        install.create_behind(missing, say)
+        behind = install.create_behind(missing, say)
+        atexit.register(_end, behind)  # with the kernel
+
+
+def _end(behind: subprocess.Popen) -> None:
+    if behind.poll() is None:
+        os.killpg(behind.pid, signal.SIGTERM)
+        behind.wait()
 
 
 def _find(name: str):

@@ -1,14 +1,16 @@
+#!/usr/bin/env python3
 """Open notebooks alone, in a Python that stands for a hosted runtime's, and measure the way to their last cell.
 
-    python tools/hosted.py [NAME...] [--out evidence/cpu] [--warm]
+    python benchmarks/hosted.py [--notebooks 00 01] [--cache FOLDER]
 
 The stand-in has torch, ipykernel and pip, no uv, no git, no make, no clone and no ensurepip, and each notebook is a
 lone file in an empty folder. The course comes as an archive of what is committed, as a repository's host gives it; the
 libraries come from a package index, into an empty cache, then from that cache. What only a real host can tell is in
 docs/hosted.md.
+
+Eras: today.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -18,11 +20,14 @@ import sys
 import tempfile
 import time
 
+import frames
 import jupyter_client.kernelspec
 import nbformat
 import papermill
+import recording
 
 from failurelab_course.eras import install, root
+from failurelab_course.experiments import observe
 
 NAMES = ["00", "01", "03", "07", "09"]
 _KERNEL = "hosted"
@@ -89,7 +94,6 @@ def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, vari
         if "installed" in line or line.startswith("era ")
     ]
     return {
-        "notebook": notebook.stem,
         "seconds": round(time.monotonic() - started),
         "error": error,
         "said": said,
@@ -101,18 +105,22 @@ def _size(folder: pathlib.Path) -> float:
     return round(sum(file.stat().st_size for file in files) / 1e9, 2)
 
 
-def main() -> int:
-    """Run the notebooks; return 1 if one ended in an error."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="notebooks, such as 00 03; without, five of them")
-    parser.add_argument("--out", type=pathlib.Path, help="write what was measured into this folder")
-    parser.add_argument("--cache", type=pathlib.Path, help="begin from this cache of uv's instead of an empty one")
-    options = parser.parse_args()
-    records = []
+def table_hosted(folder: pathlib.Path) -> str:
+    """How long a notebook takes from a lone file to its last cell, and what is downloaded for it."""
+    runs = frames.read_runs(folder, "hosted").to_dict("records")
+    head = ["notebook", "cache", "seconds to the last cell", "downloaded, GB"]
+    body = [[run["case"], run["cache"], f"{run['seconds']:.0f}", f"{run['downloaded_gb']:.2f}"] for run in runs]
+    return frames.markdown(head, body)
+
+
+def main() -> None:
+    """Measure and record."""
+    options = recording.begin(__doc__, notebooks={"nargs": "+", "default": NAMES}, cache=pathlib.Path())
     with tempfile.TemporaryDirectory(prefix="hosted-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
-        archive, cache = make_archive(folder), options.cache or folder / "cache"
-        for turn, wanted in enumerate(options.names or NAMES):
+        given = options.cache != pathlib.Path()
+        archive, cache = make_archive(folder), options.cache if given else folder / "cache"
+        for turn, wanted in enumerate(options.notebooks):
             (notebook,) = (root() / "notebooks").glob(f"{wanted}_*.ipynb")
             runtime = folder / f"runtime-{wanted}"
             python = make_runtime(runtime)
@@ -123,18 +131,18 @@ def main() -> int:
                 "UV_FIND_LINKS": install.find_links(),
             }
             before = _size(cache) if cache.exists() else 0.0
-            record = run(notebook, python, runtime / "opened", variables)
-            record["cache"] = "empty" if turn == 0 and not options.cache else "warm"
-            record["downloaded_gb"] = round(_size(cache) - before, 2)
-            record["torch_files_gb"] = _size(runtime / "opened" / "course")
-            print(json.dumps(record), flush=True)
-            records.append(record)
+            metrics = run(notebook, python, runtime / "opened", variables)
+            metrics |= {
+                "cache": "warm" if turn or given else "empty",
+                "downloaded_gb": round(_size(cache) - before, 2),
+                "course_gb": _size(runtime / "opened" / "course"),
+            }
             shutil.rmtree(runtime, ignore_errors=True)
-    if options.out:
-        text = json.dumps({"benchmark": "hosted", "tier": "cpu", "records": records}, indent=1) + "\n"
-        (options.out / "hosted.json").write_text(text, encoding="utf-8")
-    return int(any(record["error"] for record in records))
+            print(notebook.stem, metrics, flush=True)
+            if metrics["error"]:
+                sys.exit(f"{notebook.stem} ended in {metrics['error']}")
+            observe.record("ground", "measured", metrics, case=notebook.stem)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
