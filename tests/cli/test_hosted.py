@@ -12,7 +12,6 @@ from tests.cli.test_eras import course  # noqa: F401, a fixture
 from failurelab_course import eras
 from failurelab_course.eras import hosted, install, lent
 
-
 ENDED = types.SimpleNamespace(poll=lambda: 0)
 
 
