@@ -116,6 +116,8 @@ def table_hosted(folder: pathlib.Path) -> str:
 def main() -> None:
     """Measure and record."""
     options = recording.begin(__doc__, notebooks={"nargs": "+", "default": NAMES}, cache=pathlib.Path())
+    if options.device != "cpu":
+        recording.end_not_run("the stand-in for a hosted runtime is measured on a CPU")
     with tempfile.TemporaryDirectory(prefix="hosted-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
         given = options.cache != pathlib.Path()

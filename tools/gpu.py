@@ -20,6 +20,11 @@ import sys
 import sysconfig
 import time
 
+try:
+    from tools import predictions
+except ImportError:  # run as a script, by a Python that knows nothing of the course
+    import predictions
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMIT = 540  # seconds of one part
 GIB = 8  # that a card must have free
@@ -148,6 +153,7 @@ def page(out: pathlib.Path) -> str:
             for key in here
             if cpu.get(key) != here[key]
         ]
+    lines += ["", "What the CPU's figures predicted (benchmarks/predictions.toml):", "", *predictions.describe(out)]
     lines += ["", f"{agree} figures are the CPU's to four digits. The others:", ""]
     lines += ["| benchmark | era | case | figure | CPU | here |", "| --- | --- | --- | --- | --- | --- |", *rows]
     return "\n".join(lines) + "\n"

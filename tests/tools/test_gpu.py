@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from tools import gpu
+from tools import gpu, predictions
 
 from failurelab_course import eras
 from failurelab_course.experiments import devices
@@ -118,3 +118,36 @@ def test_every_notebook_lab_and_benchmark_is_in_a_part(tmp_path):
     for path in (gpu.ROOT / "benchmarks").glob("*.py"):
         if "recording.begin(" in path.read_text():
             assert any(line.startswith(f"benchmarks/{path.name} ") for line in words)
+
+
+def evidence(folder, name, **figures):
+    """Write an evidence file with a record for each figure's value, as cases `a: 0`, `a: 1`."""
+    folder.mkdir(exist_ok=True)
+    ((figure, values),) = figures.items()
+    records = [{"era": "today", "case": f"a: {n}", "figures": {figure: value}} for n, value in enumerate(values)]
+    (folder / f"{name}.json").write_text(json.dumps({"records": records}))
+
+
+@pytest.mark.parametrize(
+    ("band", "here", "outcome", "figures"),
+    [
+        ({"within": 0.1}, [1.05, 1.95], "held", "2 of 2"),
+        ({"within": 0.1}, [1.2, 1.95], "refuted", "1 of 2 outside; today, a: 0: 1 on the CPU, 1.2 here"),
+        ({"within": 0.1}, [], "NOT RUN", "`benchmarks/bench.py --device cuda --out evidence/card`"),
+        ({"within": 0.1}, [float("nan"), 1.95], "refuted", "1 of 2 outside; today, a: 0: 1 on the CPU, nan here"),
+        ({"at_least": 1.5}, [1.2, 1.95], "refuted", "1 of 2 outside; today, a: 0: 1.2"),
+        ({"at_most": 2}, [1.2, 1.95], "held", "2 of 2"),
+        ({"at_most": 2}, [float("nan"), 1.95], "refuted", "1 of 2 outside; today, a: 0: nan"),
+    ],
+)
+def test_a_prediction_is_held_or_refuted_by_the_cards_figures(tmp_path, band, here, outcome, figures):
+    evidence(tmp_path / "cpu", "bench", size=[1.0, 2.0])
+    evidence(tmp_path / "card", "bench", size=here)
+    prediction = {"benchmark": "bench", "case": "a:", "figure": "size", **band}
+    assert predictions.judge(prediction, tmp_path / "card", tmp_path / "cpu") == (outcome, figures)
+
+
+def test_every_prediction_is_about_figures_that_the_cpu_measured():
+    lines = predictions.describe(eras.root() / "evidence" / "cpu")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert len(rows) > 5 and {outcome for _, _, outcome, _ in rows} == {"held"}
