@@ -1,12 +1,10 @@
-"""Curves that notebooks 08 to 11 draw: the same run broken and healed, three seeds each.
+"""Curves that notebooks 09 to 11 draw: the same run broken and healed, three seeds each.
 
-08: trl 0.14 scores prompts of unequal length without an attention mask (TRL #2708). Half of the sums are bare (`3+4=`),
-    half stand in the chat template, which is 21 tokens longer. 16 prompts as one batch; and one prompt a batch.
 09: weights in bfloat16 and in float32, by learning rate.
 10: vLLM's sleep mode (a stand-in for vLLM), with the two lines that trl 0.28 to 1.9 had (TRL #5312), and without them.
 11: a reward that compares with the dataset's list instead of the batch's column.
 
-Eras: trl-0.14, trl-0.15, today.
+Eras: today.
 """
 
 import contextlib
@@ -19,7 +17,7 @@ import torch
 import transformers
 from datasets import Dataset
 
-from failurelab import textbook, updates
+from failurelab import updates
 from failurelab_course.experiments import models, observe, trainers, vllm_stand_in
 
 SEEDS = 3
@@ -40,24 +38,6 @@ def measure(trainer, policy, tokenizer, window: int, prompts=None) -> dict:
 def as_rows(asked: list[tuple[str, str]]) -> Dataset:
     """Return pairs of prompt and answer as a dataset."""
     return Dataset.from_dict({"prompt": [prompt for prompt, _ in asked], "answer": [answer for _, answer in asked]})
-
-
-def unequal(work: dict, seed: int, device: str) -> dict:
-    """Train on prompts of unequal length, the first step beside the textbook."""
-    policy, tokenizer = models.load(device=device)
-    asked = []
-    for place, (prompt, answer) in enumerate(models.sums()):
-        message = [{"role": "user", "content": prompt}]
-        chat = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-        asked.append((chat if place % 2 else prompt, answer))
-    trainer = trainers.grpo(
-        policy, tokenizer, steps=100, seed=seed, learning_rate=4e-4, num_generations=4, beta=0.04,
-        rows=as_rows(asked), **work,
-    )  # fmt: skip
-    with textbook.compare(trainer, with_suspects=False) as comparison:
-        figures = measure(trainer, policy, tokenizer, 10, asked)
-    apart = comparison.report.apart
-    return figures | {"cosine": apart.cosine, "size": apart.size}
 
 
 def rounded(dtype: torch.dtype, rate: float, seed: int, device: str) -> dict:
@@ -127,12 +107,7 @@ def rewarded(by_list: bool, seed: int, device: str) -> dict:
 
 
 def cases() -> Iterator[tuple[str, str, Callable[[int, str], dict]]]:
-    """Yield failure, case, and what runs it, of this era."""
-    accumulated = {"prompts_per_step": 1, "gradient_accumulation_steps": 16}
-    for name, work in {"16 prompts a batch": {}, "one prompt a batch": accumulated}.items():
-        yield "F21", f"08: {name}", lambda seed, device, work=work: unequal(work, seed, device)
-    if observe.era() != "today":
-        return
+    """Yield failure, case, and what runs it."""
     for rate in (3e-5, 1e-4, 4e-4, 2e-3):
         for name, dtype in {"bfloat16": torch.bfloat16, "float32": torch.float32}.items():
             yield "F9", f"09: {name}, {rate:g}", lambda seed, device, d=dtype, r=rate: rounded(d, r, seed, device)

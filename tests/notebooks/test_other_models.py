@@ -11,7 +11,7 @@ from failurelab_course.notebook_runs import runs
 
 pytestmark = pytest.mark.nightly
 
-LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_everything_together"]
+LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_step_against_textbook"]
 
 
 @pytest.fixture

@@ -1004,7 +1004,7 @@ def test_the_answer_in_each_form():
     both.settle([*bad, *held, Finding.not_checked("F12", "w"), Finding.suspected("F15", "e", "w")])
     assert [found.failure for found in both.named] == ["F2", "F7", "F3a"]
     assert both.named[0].notebook == "03_no_grad_fn"
-    assert both.suspected[0].notebook == "08_everything_together"
+    assert both.suspected[0].notebook == "08_step_against_textbook"
     assert [each.failure for each in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
     texts = {"cut", "notes", "error", "ended_first", "rewards", "script", "script_sha256", "versions"}
