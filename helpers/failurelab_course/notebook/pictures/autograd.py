@@ -36,8 +36,8 @@ def trace(model: Any, run: Callable[[], Any]) -> Trace:
         for hook in hooks:
             hook.remove()
     rows = []
-    for (name, part), after in zip(parts.items(), list(graph.values())[1:]):
-        tensors = [tensor for tensor in part.parameters() if tensor.requires_grad]
+    for name, after in zip(graph, list(graph.values())[1:]):  # in the order of the pass; the last is the loss
+        tensors = [tensor for tensor in parts[name].parameters() if tensor.requires_grad]
         rows.append((name, sum(tensor.grad is not None for tensor in tensors), len(tensors), after))
     return rows
 
