@@ -1,7 +1,8 @@
 """Learning curves of a run that is broken twice: frozen embeddings and generation under checkpointing.
 
 Healthy without checkpointing; broken with it; each repair alone; both repairs. And notebook 02's script, which freezes
-nothing, broken and repaired. Three seeds each.
+nothing, broken and repaired; and notebook 03's, a LoRA adapter, which is repaired in its gradients alone, and in both.
+Three seeds each.
 
 Eras: trl-0.14.
 """
@@ -9,6 +10,7 @@ Eras: trl-0.14.
 import pathlib
 
 import frames
+import peft
 import recording
 
 from failurelab import gradients
@@ -24,6 +26,8 @@ RUNS = {
     "curve: both repaired": ("right_fix", True, True, True, True),
     "notebook 02: broken": ("broken", False, True, False, False),
     "notebook 02: repaired": ("right_fix", False, True, False, True),
+    "notebook 03: gradients repaired": ("wrong_fix", True, True, True, False),
+    "notebook 03: both repaired": ("right_fix", True, True, True, True),
 }
 
 
@@ -54,11 +58,16 @@ def main() -> None:
             before = models.accuracy(policy, tokenizer, sampled=True)
             if gradient:
                 gradients.require_input_grads(policy)
+            lora = case.startswith("notebook 03")
             trainer = trainers.grpo(
                 policy,
                 tokenizer,
                 steps=STEPS,
                 seed=seed,
+                peft_config=peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+                if lora
+                else None,
+                learning_rate=2e-3 if lora else None,
                 gradient_checkpointing=checkpointing,
                 gradient_checkpointing_kwargs={"use_reentrant": frozen},
             )

@@ -1,4 +1,4 @@
-"""Notebooks 00 and 01, and lab 01, in JupyterLab, as a person uses them: open, Run All, edit, check."""
+"""Notebook 00, predictions and lab 01 in JupyterLab, as a person uses them: open, Run All, edit, check."""
 
 import json
 import re
@@ -7,7 +7,6 @@ import time
 import pytest
 
 FIRST = "notebooks/00_start_here.ipynb"
-NOTEBOOK = "notebooks/01_requires_grad_warning.ipynb"
 SCRIPT = "labs/01_frozen_embeddings/train.py"
 ERA = "trl 0.14 (January 2025)"
 MISTAKE = "it does what the symptom says"
@@ -151,28 +150,30 @@ def test_a_lab_from_its_mistake_to_the_repair(page, lab, wait, pictures, kernel,
 
 
 def test_a_prediction_is_chosen(page, lab, wait):
-    """Notebook 01 up to its first question: by mouse and by keyboard."""
-    copy = "notebooks/a_copy.ipynb"
-    (lab.folder / copy).write_text((lab.folder / NOTEBOOK).read_text())
-    open_file(page, lab, copy)
-    page.locator("#jp-bottom-panel", has_text="| Idle").wait_for()
+    """A question with choices, by mouse and by keyboard; and one for a number, which refuses a word."""
+    new_notebook(page, lab, "Python 3 (ipykernel)")
     panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
-    asks = panel.locator(".jp-CodeCell", has_text="how many of the 25 trainable")  # its code is folded
-    for _ in range(100):  # JupyterLab draws only the cells near the screen
-        if asks.count():
-            break
-        panel.locator(".jp-WindowedPanel-outer").evaluate("panel => panel.scrollBy(0, 400)")
-        page.wait_for_timeout(100)
-    asks.locator(".jp-OutputArea-output").first.click()
-    choose(page, "Run", "Run All Above Selected Cell")
-    asks.locator(".jp-OutputArea-output").first.click()
-    choose(page, "Run", "Run Selected Cell and Do not Advance")
-    buttons = asks.locator(".widget-toggle-button")
-    buttons.first.wait_for(timeout=180_000)  # an old stack is imported meanwhile
+    add_cell(
+        page,
+        "from failurelab_course.notebook import predict\n"
+        "predict.ask('01-some', 'How many get a gradient?', ['one', 'about half', 'all 25'])",
+    )
+    buttons = panel.locator(".widget-toggle-button")
+    buttons.first.wait_for(timeout=180_000)
     assert [each.inner_text() for each in buttons.all()] == ["one", "about half", "all 25"]
-    chosen = asks.locator(".widget-toggle-button.mod-active")
+    chosen = panel.locator(".widget-toggle-button.mod-active")
     buttons.first.click()
     wait(lambda: chosen.all_inner_texts() == ["one"], "the click chose nothing")
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
     wait(lambda: chosen.all_inner_texts() == ["about half"], "the keyboard chose nothing")
+
+    add_cell(page, "predict.ask_number('01-number', 'How many get a gradient?', 'of 25')")
+    add_cell(page, "predict.answer_number('01-number', 1, within=1)")
+    field = panel.locator(".widget-text input")
+    field.wait_for()
+    wait(lambda: "waits for your prediction" in panel.inner_text(), "the answer does not wait")
+    for said, told in {"one": "is no number", "1": "right, measured: 1 of 25"}.items():
+        field.fill(said)
+        field.press("Enter")
+        wait(lambda told=told: told in panel.inner_text(), f"{said} is not answered")

@@ -1,0 +1,21 @@
+"""Wrong answers to notebook 00's exercise: the share of groups whose rewards are all equal."""
+
+HEAD = "def silent_share(rewards, size):\n"
+CUT = "    groups = [rewards[i:i + size] for i in range(0, len(rewards), size)]\n"
+WRONG = [
+    (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups)", "Count the groups, and divide by their number."),
+    (
+        HEAD + "    return float(max(rewards) == min(rewards))",
+        "At “a group of two that differs, and one that does not”",
+    ),
+    (
+        HEAD + "    groups = [rewards[i::size] for i in range(size)]\n"
+        "    return sum(len(set(g)) == 1 for g in groups) / len(groups)",
+        "At “two groups of four” it returned 1, and 0 is right",
+    ),
+    (HEAD + CUT + "    return sum(max(g) == 0 for g in groups) / len(groups)", "teach as little as eight wrong"),
+    (HEAD + CUT + "    return sum(sum(g) in (0, size) for g in groups) / len(groups)", "with each other"),
+    (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding, as TRL does"),
+    (HEAD + "    return rewards.reshape(-1, size)", "it raised AttributeError"),
+    (HEAD + CUT + "    return [len(set(g)) == 1 for g in groups]", "and 0.5 is right"),
+]
