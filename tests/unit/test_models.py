@@ -248,3 +248,20 @@ def test_a_folder_saved_by_transformers_5_is_not_read_wrong_by_an_older_one(
     monkeypatch.setattr(models, "_is_5", lambda: False)
     with pytest.raises(models.ModelError, match=rf"was saved by transformers 5, and transformers .* Next: .*{found}"):
         models.load(str(folder))
+
+
+def test_an_untrained_model_answers_by_its_prompt_and_leaves_torch_s_numbers_alone():
+    """A probe of completions shows nothing in a model whose next token does not depend on the prompt."""
+    from transformers import LlamaConfig
+
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    model = models.untrained(LlamaConfig)
+    assert torch.rand(1) == expected and not model.training
+    prompts = torch.randint(3, 500, (16, 8), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        next_tokens = model(prompts).logits[:, -1].argmax(-1)
+        other = model(torch.cat([prompts[1:], prompts[:1]])[:, :-1]).logits[:, -1].argmax(-1)
+    assert len(set(next_tokens.tolist())) > 8 and (next_tokens != other).float().mean() > 0.8
+    assert models.untrained(LlamaConfig).lm_head.weight.equal(model.lm_head.weight)

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from failurelab_course.experiments import machine, observe
+from failurelab_course.experiments import machine, memory, observe
 
 
 @pytest.fixture
@@ -85,6 +85,24 @@ def test_peak_memory_is_that_of_the_tensors_of_the_step():
     assert abs(measured - (8 << 20)) < 4096 and held.numel()
     with pytest.raises(ValueError, match=r"memory of a mps device is not counted.*Next: "):
         observe.peak_memory(lambda: None, "mps")  # the CPU's profiler would see nothing, and say 0
+
+
+def test_the_blocks_at_the_peak_are_told_by_their_size(monkeypatch):
+    """Of 4, 2 and 1 MiB the first two are held together; what has gone before the peak, or comes after it, is not."""
+    held = torch.zeros(1 << 18)
+
+    def step():
+        nonlocal held
+        held = None  # was there before, and goes during the step
+        gone = torch.zeros(1 << 18)
+        del gone
+        first, second = torch.zeros(1 << 20), torch.zeros(1 << 19)
+        del first, second
+        return torch.zeros(1 << 18)
+
+    assert [size >> 20 for size in memory.held_at_peak(step) if size > 4096] == [4, 2]
+    monkeypatch.setattr(memory, "peak_memory", lambda step, device: 350)
+    assert memory.held_at_peak(step, "cuda:1") == [350]
 
 
 def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):

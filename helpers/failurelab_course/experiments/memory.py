@@ -1,5 +1,6 @@
 """What a step costs: the peak of memory, exact on a CPU; seconds."""
 
+import collections
 import contextlib
 import gc
 import os
@@ -40,6 +41,32 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         held += size
         peak = max(peak, held)
     return peak
+
+
+def held_at_peak(step: Callable[[], Any], device: str | torch.device = "cpu") -> list[int]:
+    """Return the size in bytes of each block that torch held at the peak of `step()`, the largest first.
+
+    Blocks that were there before are not counted, as in `peak_memory`. The profiler tells sizes and no names: what a
+    block is, its size has to say. On a GPU the peak is one block: it is not split there.
+
+    Raises:
+        ValueError: as `peak_memory`.
+    """
+    if torch.device(device).type != "cpu":
+        return [peak_memory(step, device)]
+    gc.collect()
+    held: collections.Counter[int] = collections.Counter()
+    total = peak = 0
+    at_peak = held.copy()
+    for size in _allocations(step):
+        total += size
+        if size > 0:
+            held[size] += 1
+        elif held[-size]:
+            held[-size] -= 1
+        if total > peak:
+            peak, at_peak = total, held.copy()
+    return sorted(at_peak.elements(), reverse=True)
 
 
 def _allocations(step: Callable[[], Any]) -> list[int]:

@@ -19,6 +19,7 @@ import pathlib
 import re
 import urllib.error
 import urllib.request
+from typing import Any
 
 import torch
 import transformers
@@ -120,6 +121,25 @@ def load(
     size = sum(parameter.nbytes for parameter in model.parameters())
     devices.require_memory(size / devices.GIB, device, f"the model {name}")
     return model.to(device).eval(), tokenizer
+
+
+def untrained(config: type[transformers.PretrainedConfig], seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """Return a small model of an architecture with random weights, in eval mode.
+
+    The weights are ten times as wide as transformers draws them, so that a completion depends on its prompt.
+
+    Args:
+        config: the architecture's, such as `LlamaConfig`.
+        seed: of the weights; torch's own random numbers stay as they are.
+        changes: of the config; its vocabulary is 500 tokens.
+    """
+    sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config(**{**sizes, **heads, **ends, **changes}))
+    return model.eval()
 
 
 def source(name: str) -> str:

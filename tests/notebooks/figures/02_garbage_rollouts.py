@@ -25,6 +25,11 @@ def check(result):
     for era, (trainer, own) in RIGHT.items():
         row = result.figures(case=f"notebook 02: in {era}")
         assert (row["trainer"] > row["by_hand"] - 0.1, row["own"] > row["by_hand"] - 0.1) == (trainer, own), (era, row)
+    old, new = (result.figures(case=f"notebook 02: calls in {era}") for era in ("trl-0.14", "today"))
+    for calls in (old["eval"], new["eval"]):  # tokens handed in, tokens in the cache
+        assert [call[:2] for call in calls] == [[6, 0], [1, 6], [1, 7]]
+    assert old["train"] == [[6, 0, 6], [7, 0, 1], [8, 0, 1]]
+    assert [call[:2] for call in new["train"]] == [[6, 0], [1, 0], [1, 0]]
 
 
 MODES = ("train, cache", "train, no cache", "eval, cache", "eval, no cache")

@@ -13,6 +13,7 @@ def check(result):
     tried = figures("tried")
     assert tried["gain"] < -0.02
     assert abs(tried["kl"]) < 1e-6 and tried["scored"].startswith("4 ahead")
+    assert figures("rows that scorers use today") == {"right_name": 1, "old_name": 4, "off_by_one": 0}
     healed = figures("forward")
     assert abs(healed["first"] - right["rewards"][0]) < 0.02
     assert healed["lora"][-1] > healed["lora"][0] + 0.05

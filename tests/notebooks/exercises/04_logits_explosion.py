@@ -1,0 +1,22 @@
+"""Plausible answers that miss something, and a part of what the checker says of each."""
+
+_HEAD = "from failurelab_course.experiments.memory import peak_memory\n\ndef growth(step):\n    "
+
+WRONG = [
+    (_HEAD + "return ...", "not written yet"),
+    (_HEAD + "return peak_memory(lambda: step(500)) / 500", "not all of a peak is the prompt's"),
+    (_HEAD + "return peak_memory(lambda: step(500)) / peak_memory(lambda: step(250))", "0 of 3 cases"),
+    (
+        _HEAD + "return (peak_memory(lambda: step(500)) - peak_memory(lambda: step(250))) / 250 / 2**20",
+        "Divide by the tokens that you added; in bytes",
+    ),
+    (
+        _HEAD + "return peak_memory(lambda: step(500)) - peak_memory(lambda: step(250))",
+        "1 of 3 cases. At “64 KiB, and 1 KiB for each token”",
+    ),
+    (
+        _HEAD + "return (peak_memory(lambda: step(64)) - peak_memory(lambda: step(32))) / 32",
+        "2 of 3 cases. At “the same, and at another time 200 KiB for the optimizer” it returned 0",
+    ),
+    (_HEAD + "return (peak_memory(step(500)) - peak_memory(step(250))) / 250", "it raised TypeError"),
+]
