@@ -1,11 +1,10 @@
-"""Curves that notebooks 08 to 12 draw: the same run broken and healed, three seeds each.
+"""Curves that notebooks 08 to 11 draw: the same run broken and healed, three seeds each.
 
 08: trl 0.14 scores prompts of unequal length without an attention mask (TRL #2708). Half of the sums are bare (`3+4=`),
     half stand in the chat template, which is 21 tokens longer. 16 prompts as one batch; and one prompt a batch.
 09: weights in bfloat16 and in float32, by learning rate.
 10: vLLM's sleep mode (a stand-in for vLLM), with the two lines that trl 0.28 to 1.9 had (TRL #5312), and without them.
 11: a reward that compares with the dataset's list instead of the batch's column.
-12: an engine in 8 bits (the stand-in's), completions of 128 tokens, by the way in which trl weighs them.
 
 Eras: trl-0.14, trl-0.15, today.
 """
@@ -105,21 +104,6 @@ def slept(block: Callable, options: dict, seed: int, device: str) -> dict:
     return figures | {"gaps": [round(gap, 4) for gap in gaps]}
 
 
-def weighed(length: int, options: dict, seed: int, device: str) -> dict:
-    """Train under `use_vllm` with an engine in 8 bits; the reward is the share of sevens in a completion."""
-    vllm_stand_in.install(eight_bits=True)
-    policy, tokenizer = models.load(device=device)
-    trainer = trainers.grpo(
-        policy, tokenizer, steps=40, seed=seed, learning_rate=2e-4, prompts_per_step=4, num_generations=8,
-        reward=lambda completions, **_: [text.count("7") / max(len(text), 1) for text in completions],
-        use_vllm=True, max_completion_length=length, generation_kwargs={"ignore_eos": True}, logging_steps=1, **options,
-    )  # fmt: skip
-    trainer.train()
-    log = [row for row in trainer.state.log_history if "reward" in row]
-    columns = {"rewards": "reward", "gaps": SAMPLING, "means": "sampling/importance_sampling_ratio/mean"}
-    return {name: [round(row[key], 4) for row in log if key in row] for name, key in columns.items()}
-
-
 def rewarded(by_list: bool, seed: int, device: str) -> dict:
     """Train with a reward that compares with the column, or with the script's own list, by place."""
     policy, tokenizer = models.load(device=device)
@@ -160,16 +144,6 @@ def cases() -> Iterator[tuple[str, str, Callable[[int, str], dict]]]:
     }
     for name, (block, options) in ways.items():
         yield "F16", f"10: {name}", lambda seed, device, b=block, o=options: slept(b, o, seed, device)
-    mode = "vllm_importance_sampling_mode"
-    weights = {
-        "128 tokens, sequence_mask": (128, {}),
-        "128 tokens, token_truncate": (128, {mode: "token_truncate"}),
-        "128 tokens, sequence_truncate": (128, {mode: "sequence_truncate"}),
-        "128 tokens, no weights": (128, {corrects: False}),
-        "8 tokens, sequence_mask": (8, {}),
-    }
-    for name, (length, options) in weights.items():
-        yield "F17", f"12: {name}", lambda seed, device, n=length, o=options: weighed(n, o, seed, device)
     for name, by_list in {"answers, the list": True, "answer, the column": False}.items():
         yield "F14", f"11: {name}", lambda seed, device, by_list=by_list: rewarded(by_list, seed, device)
 
