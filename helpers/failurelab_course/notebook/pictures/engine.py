@@ -25,7 +25,7 @@ def timeline(axes: Any, lines: Iterable[tuple[int, str, str]], title: str, steps
 
     Args:
         axes: matplotlib's.
-        lines: optimizer steps taken, call, and what the engine then holds, as `vllm_stand_in.record_calls` records them.
+        lines: optimizer steps taken, call, and what the engine then holds, as `vllm_stand_in.record_calls` notes them.
         title: of the picture.
         steps: those that are drawn.
     """
@@ -40,13 +40,13 @@ def timeline(axes: Any, lines: Iterable[tuple[int, str, str]], title: str, steps
         )  # fmt: skip
         axes.plot([place, place], [-0.4, 0.6], color="#222222", linewidth=1, linestyle="-")
         if not place or shown[place - 1][0] != step:
-            axes.text(place, 1.15, f"after {step} optimizer steps" if step > 1 else "after 1 optimizer step", fontsize=9)
+            axes.text(place, 1.15, f"after {step} optimizer step{'s' * (step > 1)}", fontsize=9)
     start = 0
     for place in range(1, len(shown) + 1):
         if place == len(shown) or shown[place][2] != shown[start][2]:
             words = HELD[shown[start][2]][0]
-            axes.text((start + place) / 2, 0, words if place - start > 1 else words.split()[-1], ha="center",
-                      va="center", fontsize=8.5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})  # fmt: skip
+            ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
+            axes.text((start + place) / 2, 0, words, ha="center", va="center", fontsize=8.5, bbox=ground)
             start = place
     axes.set(xlim=(-0.1, len(shown)), ylim=(-0.5, 1.6), title=title)
     axes.axis("off")
