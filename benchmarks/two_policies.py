@@ -1,8 +1,8 @@
 """Two policies: what importance weights leave of a batch, by length, with rounding alone; and the guard on 20 runs.
 
 An engine in 16 bits draws completions, the same weights in float32 score them. One draw of the largest length holds all
-shorter ones: a completion's first tokens are a completion of so many tokens. Models are the small trained one
-that ships, and a random Qwen2 of 12 layers (width 512, vocabulary 32,000): as it is initialised, when it finds all tokens
+shorter ones: a completion's first tokens are a completion of so many tokens. Models are the small trained one that
+ships, and a random Qwen2 of 12 layers (width 512, vocabulary 32,000): as it is initialised, when it finds all tokens
 nearly alike, and with every matrix doubled, so that it is as sure of its tokens as a trained one.
 
 The guard is asked about 10 runs with a fault (weights that are old or were never sent, adapters left out, another
@@ -82,7 +82,7 @@ SMALL: tuple[Case, ...] = (
     ("small Qwen2, float16", small_model, torch.float16, 448, 64),
 )
 LARGE: tuple[Case, ...] = (
-    ("random, 12 layers, bfloat16", random_model, torch.bfloat16, 2048, 16),
+    ("random, 12 layers, bfloat16", random_model, torch.bfloat16, 448, 16),
     ("random, 12 layers doubled, bfloat16", functools.partial(random_model, factor=2.0), torch.bfloat16, 2048, 16),
 )
 

@@ -3,9 +3,9 @@
     vllm_stand_in.install()      # before a trainer is made
 
 trl's own code runs: it makes the engine, sends it the weights, draws from it, and compares its log-probabilities with
-the policy's. The engine has weights of its own, in bfloat16, and loses them when it sleeps. With `install(eight_bits=True)`
-each matrix is rounded to float8 (e4m3, with one scale for a matrix) when it is loaded, and then computes in bfloat16.
-Nothing of vLLM's speed, cache or kernels is here.
+the policy's. The engine has weights of its own, in bfloat16, and loses them when it sleeps. `install(eight_bits=True)`
+lets it round each matrix to float8 (e4m3, with one scale for a matrix) when it is loaded; it computes in bfloat16 then
+too. Nothing of vLLM's speed, cache or kernels is here.
 
 `reload_at_each_call` puts two lines back that trl had from 0.28 to 1.9 (#5312), and 1.10 took out (#5313): under
 `vllm_enable_sleep_mode` the engine read its weights from the first checkpoint again, after it had got the new ones.

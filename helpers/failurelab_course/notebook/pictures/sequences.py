@@ -42,7 +42,7 @@ def shares(axes: Any, measured: Mapping[str, tuple[Sequence[int], Sequence[float
         axes.plot(lengths, values, mark, color=color, linestyle="none", label=name)
     axes.plot([], [], color="0.3", linestyle="-", linewidth=1.5, label="exp(−Tσ²)")
     axes.set(xlabel="tokens T", ylabel="share of the batch", ylim=(0, 1.05), title="what is left")
-    axes.legend(loc="lower left", fontsize=8.5)
+    axes.legend(loc=(0.42, 0.42), fontsize=9)
 
 
 def weights(axes: Any, values: torch.Tensor, title: str, cap: float = 3.0) -> None:
