@@ -1,5 +1,6 @@
 """Two engines, two policies: the gap for each token, trl's importance weights, and the guard that names the cause."""
 
+import contextlib
 import copy
 import importlib.metadata
 import inspect
@@ -417,3 +418,39 @@ def test_no_other_process_can_take_the_stand_in_s_port(monkeypatch):
         store, *_ = next(torch.distributed.rendezvous("env://"))
     store.set("met", "yes")
     assert store.get("met") == b"yes"
+
+
+@own_engine
+def test_an_engine_in_eight_bits_keeps_matrices_as_float8_and_draws_to_the_limit(monkeypatch):
+    """Also of weights that are sent to it: else the next step would be one in 16 bits."""
+    monkeypatch.setattr(vllm_stand_in.LLM, "eight_bits", True)
+    engine = vllm_stand_in.LLM(str(models.path("tiny")))
+    given = dict(models.load("tiny", dtype=torch.bfloat16)[0].named_parameters())
+    engine.llm_engine.model_executor.driver_worker.model_runner.model.load_weights(list(given.items()))
+    for name, weight in engine._model.named_parameters():
+        sizes = len(weight.abs().unique())
+        assert torch.equal(weight, given[name]) if weight.dim() == 1 else sizes <= 127, name  # float8 has no more
+    asked = [{"prompt_token_ids": [4, 5]}] * 8
+    for ignores, longest in ((True, {40}), (False, set(range(1, 41)))):
+        drawn = engine.generate(asked, vllm_stand_in.SamplingParams(max_tokens=40, ignore_eos=ignores))
+        lengths = {len(answer.outputs[0].token_ids) for answer in drawn}
+        assert lengths <= longest and (ignores or min(lengths) < 40)
+
+
+@own_engine
+@pytest.mark.parametrize(("reloads", "held"), [(True, ["trained", "first"]), (False, ["trained", "trained"])])
+def test_the_engine_says_whose_weights_it_draws_with(reloads, held, monkeypatch):
+    """Step 0 draws with the first weights, which are the trained ones then; a reload brings them back in step 1."""
+    monkeypatch.setattr(vllm_stand_in.LLM, "eight_bits", False)
+    vllm_stand_in.install()
+    policy, tokenizer = models.load("tiny")
+    with vllm_stand_in.reload_at_each_call() if reloads else contextlib.nullcontext():
+        trainer = trainers.grpo(
+            policy, tokenizer, steps=2, prompts_per_step=2, num_generations=2, learning_rate=1e-3, use_vllm=True,
+            vllm_mode="colocate", vllm_enable_sleep_mode=True, max_completion_length=3,
+        )  # fmt: skip
+        lines = vllm_stand_in.record_calls(trainer)
+        trainer.train()
+    assert [holds for _, call, holds in lines if call == "generate"] == held
+    assert ("reload_weights" in {call for _, call, _ in lines}) is reloads
+    assert {holds for _, call, holds in lines if call == "sleep"} == {"lost"}

@@ -3,8 +3,9 @@
     vllm_stand_in.install()      # before a trainer is made
 
 trl's own code runs: it makes the engine, sends it the weights, draws from it, and compares its log-probabilities with
-the policy's. The engine has weights of its own, in bfloat16, and loses them when it sleeps. Nothing of vLLM's speed,
-cache or kernels is here.
+the policy's. The engine has weights of its own, in bfloat16, and loses them when it sleeps. `install(eight_bits=True)`
+lets it round each matrix to float8 (e4m3, with one scale for a matrix) when it is loaded; it computes in bfloat16 then
+too. Nothing of vLLM's speed, cache or kernels is here.
 
 `reload_at_each_call` puts two lines back that trl had from 0.28 to 1.9 (#5312), and 1.10 took out (#5313): under
 `vllm_enable_sleep_mode` the engine read its weights from the first checkpoint again, after it had got the new ones.
@@ -17,7 +18,7 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ import torch
 class SamplingParams:
     """Those of vLLM's that are used here; others are taken and have no effect."""
 
-    def __init__(self, temperature: float = 1.0, max_tokens: int = 16, **_: Any):
-        self.temperature, self.max_tokens = temperature, max_tokens
+    def __init__(self, temperature: float = 1.0, max_tokens: int = 16, ignore_eos: bool = False, **_: Any):
+        self.temperature, self.max_tokens, self.ignore_eos = temperature, max_tokens, ignore_eos
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,10 @@ class Logprob:
 
 
 class LLM:
-    """An engine in this process, with a copy of the weights in bfloat16."""
+    """An engine in this process, with a copy of the weights in bfloat16, or of what 8 bits leave of them."""
+
+    eight_bits = False
+    watch: Callable[[str], None] | None = None  # told the name of each call, after it
 
     def __init__(self, model: str, **_: Any):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -51,7 +55,8 @@ class LLM:
         self._path = model
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
         self._end = AutoTokenizer.from_pretrained(model).eos_token_id
-        runner = types.SimpleNamespace(model=types.SimpleNamespace(load_weights=self._load))
+        self._load(list(self._model.named_parameters()))
+        runner = types.SimpleNamespace(model=types.SimpleNamespace(load_weights=self._send))
         worker = types.SimpleNamespace(model_runner=runner)
         executor = types.SimpleNamespace(driver_worker=worker)
         self.llm_engine = types.SimpleNamespace(model_executor=executor)
@@ -59,7 +64,15 @@ class LLM:
     @torch.no_grad()
     def _load(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         for name, weight in weights:
-            self._model.get_parameter(name).copy_(weight)
+            self._model.get_parameter(name).copy_(round_to_float8(weight) if self.eight_bits else weight)
+
+    def _send(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._load(weights)
+        self._tell("load_weights")
+
+    def _tell(self, call: str) -> None:
+        if self.watch:
+            self.watch(call)
 
     @torch.no_grad()
     def sleep(self, level: int = 1) -> None:
@@ -67,9 +80,11 @@ class LLM:
         if level == 2:
             for weight in self._model.parameters():
                 weight.fill_(torch.nan)
+        self._tell("sleep")
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again. What the weights were is not known."""
+        self._tell(f"wake_up {' '.join(tags or ())}".strip())
 
     def reset_prefix_cache(self) -> None:
         """There is none."""
@@ -81,12 +96,14 @@ class LLM:
         if method != "reload_weights":
             raise NotImplementedError(method)
         self._load(list(AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.bfloat16).named_parameters()))
+        self._tell(method)
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[dict], sampling_params: SamplingParams, use_tqdm: bool = False) -> list[Any]:
         """Draw one completion for each prompt, up to its end; log-probabilities are those after the temperature."""
         rows = [row["prompt_token_ids"] for row in prompts]
         width = max(map(len, rows))
+        self._model.generation_config.eos_token_id = None if sampling_params.ignore_eos else self._end
         ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
         attended = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
         out = self._model.generate(
@@ -103,21 +120,61 @@ class LLM:
         logps = torch.stack(out.scores, 1).float().log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
         answers = []
         for row, tokens, values in zip(rows, drawn.tolist(), logps.tolist()):
-            tokens = tokens[: tokens.index(self._end) + 1] if self._end in tokens else tokens
+            if self._end in tokens and not sampling_params.ignore_eos:
+                tokens = tokens[: tokens.index(self._end) + 1]
             numbers = [{token: Logprob(value)} for token, value in zip(tokens, values)]
             completion = types.SimpleNamespace(token_ids=tokens, logprobs=numbers)
             answers.append(types.SimpleNamespace(prompt_token_ids=row, outputs=[completion]))
+        self._tell("generate")
         return answers
 
 
-def install() -> None:
-    """Let trl find these classes where it looks for vLLM's, in this process."""
+def round_to_float8(weight: torch.Tensor) -> torch.Tensor:
+    """Return a matrix as float8 (e4m3) keeps it, with one scale for the whole; vectors, such as norms', as they are."""
+    if weight.dim() < 2:
+        return weight
+    scale = weight.float().abs().max() / torch.finfo(torch.float8_e4m3fn).max
+    return (weight.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def install(eight_bits: bool = False) -> None:
+    """Let trl find these classes where it looks for vLLM's, in this process; an engine made from here on is so kept."""
     from trl.generation import vllm_generation  # imported without vLLM
 
+    LLM.eight_bits = eight_bits
     if "vllm" not in sys.modules:
         module = sys.modules["vllm"] = types.ModuleType("vllm")
         module.__spec__, module.__version__ = importlib.machinery.ModuleSpec("vllm", None), "0.29.0"
         vllm_generation.LLM, vllm_generation.SamplingParams = LLM, SamplingParams
+
+
+def record_calls(trainer: Any) -> list[tuple[int, str, str]]:
+    """Let a trainer's engine note, from here on, what trl asks of it, and whose weights it holds after each call.
+
+    Returns:
+        A list that grows: the optimizer steps that were taken, the call, and `lost`, `first` (the policy's as they are
+        now), `trained` (the policy's at that time) or `other`. Calls that repeat are one line.
+    """
+    llm, policy = trainer.vllm_generation.llm, trainer.model
+    first = [weight.detach().to(torch.bfloat16) for weight in policy.parameters()]
+    lines: list[tuple[int, str, str]] = []
+
+    def note(call: str) -> None:
+        held = list(llm._model.parameters())
+        trained = [weight.detach().to(torch.bfloat16) for weight in policy.parameters()]
+        if all(map(torch.equal, held, trained)):
+            holds = "trained"
+        elif all(map(torch.equal, held, first)):
+            holds = "first"
+        else:
+            holds = "lost" if any(weight.isnan().any() for weight in held) else "other"
+        line = (trainer.state.global_step, call, holds)
+        if lines and lines[-1][:2] == line[:2]:
+            lines.pop()
+        lines.append(line)
+
+    llm.watch = note
+    return lines
 
 
 @contextlib.contextmanager

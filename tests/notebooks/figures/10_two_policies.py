@@ -16,3 +16,4 @@ def check(result):
     for suspect in ("the format", "the temperature", "the token beside"):
         assert found[suspect] > found["nothing"] / 3, suspect
     assert found["copied"] == 0  # a deep copy runs the original
+    assert found["draws_then"] == ["first"] and found["draws_now"] == ["trained"]

@@ -1,0 +1,68 @@
+"""The weight of a whole sequence: log-ratios that add up token by token, and what is left of a batch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+FEW, MANY, GROUND = "#a3260d", "#0072B2", "#dddddd"
+
+
+def walks(axes: Any, log_ratios: torch.Tensor, title: str) -> None:
+    """Draw the sum of each completion's log-ratios, token by token, in the band that the derivation gives.
+
+    Args:
+        axes: matplotlib's.
+        log_ratios: of policy and engine, (completions, tokens), in nats.
+        title: such as the engine's format.
+    """
+    sums = log_ratios.cumsum(-1)  # (completions, tokens)
+    places = torch.arange(1, sums.shape[1] + 1)
+    variance = places * log_ratios.square().mean()
+    middle, wide = -variance / 2, 2 * variance.sqrt()
+    axes.plot(places, sums.T, color="0.55", linewidth=0.6, linestyle="-")
+    axes.plot(places, middle, color=MANY, linestyle="-", label="−Tσ²/2")
+    axes.plot(places, middle + wide, color=MANY, linestyle="--", label="± 2 σ√T")
+    axes.plot(places, middle - wide, color=MANY, linestyle="--")
+    axes.set(xlabel="tokens T", ylabel="log of the weight", title=title, ylim=(-11, 5))
+    axes.legend(loc="lower left", fontsize=9)
+
+
+def shares(axes: Any, measured: Mapping[str, tuple[Sequence[int], Sequence[float], float]]) -> None:
+    """Draw which share of a batch its weights leave, by length: measured as marks, and the derived curve.
+
+    Args:
+        axes: matplotlib's.
+        measured: by engine, the lengths, the shares, and the variance of a token's log-ratio.
+    """
+    for place, (name, (lengths, values, variance)) in enumerate(measured.items()):
+        color, mark = f"C{place}", "os^D"[place]
+        places = torch.arange(1, max(lengths) + 1)
+        axes.plot(places, (-variance * places).exp(), color=color, linestyle="-", linewidth=1.5)
+        axes.plot(lengths, values, mark, color=color, linestyle="none", label=name)
+    axes.plot([], [], color="0.3", linestyle="-", linewidth=1.5, label="exp(−Tσ²)")
+    axes.set(xlabel="tokens T", ylabel="share of the batch", ylim=(0, 1.05), title="what is left")
+    axes.legend(loc=(0.42, 0.42), fontsize=9)
+
+
+def weights(axes: Any, values: torch.Tensor, title: str, cap: float = 3.0) -> None:
+    """Draw the weights of a batch from the smallest to the largest, those above the cap as left out.
+
+    Args:
+        axes: matplotlib's.
+        values: one weight for each completion, (completions,).
+        title: such as the share of the batch.
+        cap: above it trl's default leaves a completion out.
+    """
+    ordered = values.sort().values
+    for place, value in enumerate(ordered.tolist()):
+        left_out = value > cap
+        axes.bar(
+            place, min(value, 4.6), width=0.85, color="white" if left_out else MANY,
+            edgecolor=FEW if left_out else MANY, hatch="////" if left_out else "", linewidth=0.8,
+        )  # fmt: skip
+    axes.axhline(cap, color=FEW, linestyle="--", linewidth=1.2)
+    axes.text(0, cap + 0.1, "above 3: left out", color=FEW, fontsize=9, va="bottom")
+    axes.axhline(1, color="0.4", linestyle=":", linewidth=1.2)
+    axes.set(xlabel="completions, sorted", ylabel="weight", ylim=(0, 4.7), xticks=[], title=title)
+    axes.grid(visible=False)

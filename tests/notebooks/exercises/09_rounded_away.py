@@ -1,0 +1,26 @@
+"""Wrong answers to the exercise of notebook 09, and part of what its checker says of each."""
+
+WRONG = [
+    ("def can_move(weights, step):\n    return weights + step != weights", "Below a power of two"),
+    ("def can_move(weights, step):\n    return step > weights.abs() / 512", "The format is the tensor's own"),
+    (
+        "def can_move(weights, step):\n"
+        "    import torch\n"
+        "    return (weights.to(torch.bfloat16) + step != weights) | (weights.to(torch.bfloat16) - step != weights)",
+        "The format is the tensor's own",
+    ),
+    (
+        "def can_move(weights, step):\n"
+        "    import torch\n"
+        "    eps = torch.finfo(weights.dtype).eps\n"
+        "    spacing = eps * 2.0 ** weights.double().abs().log2().floor()\n"
+        "    below = eps * 2.0 ** ((weights.double().abs().log2() - 1e-9).floor())\n"
+        "    return step >= below / 2",
+        "A sum in the very middle",
+    ),
+    ("def can_move(weights, step):\n    return ((weights + step) != weights).float().mean()", "it returned"),
+    (
+        "def can_move(weights, step):\n    return (weights.double() + step != weights.double())",
+        "The step is less than half of the spacing",
+    ),
+]

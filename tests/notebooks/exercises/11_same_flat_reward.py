@@ -1,0 +1,36 @@
+"""Wrong answers to the exercise of notebook 11, and part of what its checker says of each."""
+
+
+def _answer(body):
+    return f"def paid(reward, rows):\n    {body}\n    return sum(given) / len(given)"
+
+
+WRONG = [
+    (
+        _answer("given = reward(prompts=rows['prompt'], completions=rows['answer'], answer=rows['answer'])"),
+        "A trainer shuffles the rows",
+    ),
+    (
+        _answer("rows = rows.shuffle(seed=0); given = reward(completions=rows['answer'], answer=rows['answer'])"),
+        "A trainer hands over `prompts` too",
+    ),
+    (
+        _answer(
+            "batch = rows.shuffle(seed=0); given = reward(prompts=rows['prompt'], completions=batch['answer'], "
+            "answer=rows['answer'])"
+        ),
+        "Each completion stands beside its own answer",
+    ),
+    (
+        _answer(
+            "batch = rows.shuffle(seed=0); given = reward(prompts=batch['prompt'], completions=batch['answer'], "
+            "answer=batch['answer'], solution=batch['answer'])"
+        ),
+        "Hand over the columns that the dataset has",
+    ),
+    (
+        "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n    return reward(prompts=batch['prompt'], "
+        "completions=batch['answer'], answer=batch['answer'])",
+        "the result is a mean",
+    ),
+]
