@@ -36,8 +36,15 @@ def rows_of_ranks(
     for rank, cosine in enumerate(cosines):
         middle = (rank + 0.5) * size - 0.5
         panels[0].set_title(f"rank {rank}", loc=("left", "right")[rank > 0], fontsize=10)
-        panels[1].text(middle, -0.97 * top, f"rank {rank}: cosine {cosine:+.2f}", ha="center", va="bottom",
-                       fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5})
+        panels[1].text(
+            middle,
+            -0.97 * top,
+            f"rank {rank}: cosine {cosine:+.2f}",
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+        )
     panels[1].set_xlabel(f"row of the batch; between two thin lines the {group} completions of a prompt")
     notebook.show(figure, alt)
 

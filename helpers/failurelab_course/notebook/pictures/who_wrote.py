@@ -1,6 +1,7 @@
 """Tokens of a completion of several turns: who wrote each, what the loss takes, and the ids drawn beside the scored."""
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,10 +75,9 @@ def first_difference(drawn: Sequence[int], scored: Sequence[int]) -> int | None:
 
 def _writers(strip: Strip, written: Sequence[bool]) -> list[bool]:
     """Return of each scored id whether the policy wrote it: by the line that was drawn, as far as both go along."""
-    import difflib
-
     writers = [True] * len(strip.scored)
-    for block in difflib.SequenceMatcher(None, list(strip.drawn), list(strip.scored), autojunk=False).get_matching_blocks():
+    matcher = difflib.SequenceMatcher(None, list(strip.drawn), list(strip.scored), autojunk=False)
+    for block in matcher.get_matching_blocks():
         for step in range(block.size):
             writers[block.b + step] = bool(written[block.a + step])
     return writers
@@ -90,9 +90,7 @@ def _draw_line(
 
     axes.text(-0.3, height + 0.3, label, ha="right", va="center", fontsize=9)
     for place, (token, own) in enumerate(zip(ids, by_policy)):
-        axes.add_patch(
-            Rectangle((place, height), 0.9, 0.62, facecolor=POLICY if own else TOOL, edgecolor="#333333",
-                      linestyle="-" if own else "--", linewidth=0.8)  # fmt: skip
-        )
+        ground, frame = (POLICY, "-") if own else (TOOL, "--")
+        axes.add_patch(Rectangle((place, height), 0.9, 0.62, facecolor=ground, edgecolor="#333333", linestyle=frame))
         axes.text(place + 0.45, height + 0.31, texts[token], ha="center", va="center", fontsize=8)
         axes.text(place + 0.45, height + 0.78, str(token), ha="center", va="center", fontsize=6, color="#555555")

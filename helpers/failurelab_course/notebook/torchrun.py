@@ -51,7 +51,8 @@ class Torchrun:
             print(json.dumps(task), file=self._server.stdin, flush=True)
             answer = json.loads(self._server.stdout.readline())
         except (BrokenPipeError, ValueError):
-            raise LaunchError("the process that forks the ranks has ended. Next: run the notebook from its top") from None
+            ended = "the process that forks the ranks has ended. Next: run the notebook from its top"
+            raise LaunchError(ended) from None
         print(answer["printed"], end="")
         if answer["failed"] is not None:
             last = "\n".join(answer["error"].strip().splitlines()[-SHOWN_LINES:])
