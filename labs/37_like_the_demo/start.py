@@ -16,8 +16,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 ANSWER = {
     "verdict": "",  # "sampling", "weights", "prompt" or "reward"
-    "marks_in_demo": None,  # special tokens in the demo's prompt of one sum
-    "marks_in_training": None,  # special tokens in the first prompt that the run as you found it generates from
+    "temperature_in_training": None,  # at which the run as you found it draws
+    "tokens_in_demo": None,  # that the demo generates from, for the first sum
+    "tokens_in_training": None,  # that the run as you found it generates from, for the first sum
 }
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]

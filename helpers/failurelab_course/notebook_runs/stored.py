@@ -44,6 +44,8 @@ def script(notebook: Any) -> tuple[str, str]:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     (place,) = [place for place, cell in enumerate(code) if "script" in tags(cell)]
     head, _, body = code[place].source.partition("\n")
+    if head.startswith("%%writefile "):
+        return "", body
     if not head.startswith("%%era "):
         return "", code[place].source
     if body.startswith("%%writefile "):

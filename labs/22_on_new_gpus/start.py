@@ -1,4 +1,4 @@
-"""Lab 22: flat since the upgrade.
+"""Lab 22: on new GPUs.
 
 "We moved to new GPUs and new libraries on Tuesday. Since then the reward of this run has been flat. Nothing else looks
 wrong: the rollouts are as good as the model, grad_norm is what it was, no warning, no error. On the old machine the
@@ -25,7 +25,7 @@ def exact(completions, answer, **_):
 
 def build_trainer(model_path, output_dir):
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)  # the default for our checkpoint
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=60,
