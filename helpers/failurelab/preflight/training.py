@@ -84,7 +84,7 @@ class Training:
         resume: what `train()` was given as the checkpoint to go on from.
         calls_evaluate: whether the script has called `evaluate()` before its training.
         evaluated: while an evaluation set is evaluated: what each reward function is handed, by its place; else None.
-        evaluations: of each evaluation set by name: what the functions were handed, and the error that ended it.
+        evaluations: of each evaluation set by name, as `stage.evaluation` made it.
         trains_evaluated: whether the same evaluation of rows of the training set ended well.
         not_evaluated: why no batch was evaluated.
         explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
@@ -116,7 +116,7 @@ class Training:
     resume: Any = None
     calls_evaluate: bool = False
     evaluated: dict[int, dict[str, Any]] | None = None
-    evaluations: dict[str, tuple[dict[int, Any], str]] = dataclasses.field(default_factory=dict)
+    evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
     trains_evaluated: bool = False
     not_evaluated: str = ""
     explained: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -12,7 +12,7 @@ import torch
 
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.rows import of_trl
-from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.repairs import Arguments, Keyword
 
 FAILURE = "given"
 
@@ -66,6 +66,21 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
     if of_trl(trainer) and isinstance(keywords.get("args"), Mapping):
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
+
+
+def judge_refused(said: str, undo: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what transformers says of training arguments that it refuses as they were given, if it does.
+
+    Args:
+        said: by transformers, which has compared the arguments that are cut here; empty if nothing.
+        undo: the argument without which it takes them, and the value that says so.
+    """
+    if said:
+        without = " and ".join(f"{name}={value!r}" for name, value in undo.items())
+        repair = f"Set {without}, or the others as it asks for." if without else "Set them as it asks for."
+        evidence = f"transformers refuses these training arguments: {said}"
+        more = {"part": "arguments", "ends": True, "tried": f"with {without} it takes them" if without else ""}
+        yield Finding(FAILURE, evidence, repair, Arguments(dict(undo)) if undo else None, **more)
 
 
 def _no_dataset(dataset: Any, make: str, what: str) -> Finding:
