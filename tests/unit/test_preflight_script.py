@@ -740,6 +740,25 @@ def test_the_stage_of_a_deepspeed_configuration(tmp_path):
     assert stages == [3, 3, 3, 3, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("config", "handed_on", "refused"),
+    [
+        ("{gradient_accumulation_steps: 4, zero_stage: 2}", {"gradient_accumulation_steps": 4}, ""),
+        ("{zero_stage: 2}", {}, ""),
+        ("{deepspeed_config_file: ds.json}", {"gradient_accumulation_steps": 1, "gradient_clipping": 0.5}, ""),
+        ("{deepspeed_config_file: ds.json, gradient_clipping: 1.0}", None, "will be ignored"),
+        ("{deepspeed_config_file: other.json}", None, "is not there"),
+    ],
+)
+def test_what_accelerate_hands_on_of_deepspeed(config, handed_on, refused, tmp_path, monkeypatch, read):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("ds.json").write_text(json.dumps({"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}}))
+    pathlib.Path("zero.yaml").write_text(f"{{distributed_type: DEEPSPEED, deepspeed_config: {config}}}\n")
+    deepspeed = read("accelerate launch --config_file zero.yaml --num_processes 2 train.py").deepspeed
+    assert refused in deepspeed["refused"] and bool(refused) is bool(deepspeed["refused"])
+    assert handed_on is None or deepspeed["config"] == handed_on | {"zero_optimization": {"stage": 2}}
+
+
 DEFAULT = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: {}

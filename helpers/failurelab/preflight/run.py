@@ -354,6 +354,7 @@ class WatchedScript:
             small=any(load.small for load in self.loads),
             keywords=self.keywords.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
+            deepspeed=self.spec.get("deepspeed", {}),
             source=source,
             real=self.real,
             resume=self.resume,

@@ -73,6 +73,7 @@ class Training:
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
+        deepspeed: its configuration as accelerate's launch hands it on, see `launcher_options`; else empty.
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
         handed: what each reward function was handed at its first call, by its place.
@@ -105,6 +106,7 @@ class Training:
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     device: int | None = None
     zero_stage: int = 0
+    deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
     handed: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)

@@ -83,7 +83,7 @@ def _best_metric(training: Training) -> Iterator[Finding]:
     # of several sets transformers returns the metrics of all as one
     of_results = [name for name in returned if not name.endswith(_OF_SPEED)]
     if metric in returned:
-        said = f"metric_for_best_model {metric} is among the {len(returned)} names that one batch of evaluation returned"
+        said = f"metric_for_best_model {metric} is among the {len(returned)} names that a batch of evaluation returned"
         yield Finding.held(EVALUATION, said, "a name that is not among them would be told", fault="metric")
         return
     logged = any(metric in evaluation.logged for evaluation in evaluations)

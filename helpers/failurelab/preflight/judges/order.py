@@ -9,6 +9,7 @@ from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.evaluation import judge_evaluation, judge_resume
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
+from failurelab.preflight.judges.given import judge_deepspeed
 from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
@@ -37,6 +38,7 @@ class TrainingJudge(Protocol):
 Judge = Callable[[Training], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
+    judge_deepspeed,
     judge_batch,
     judge_plan,
     judge_template,

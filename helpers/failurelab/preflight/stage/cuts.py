@@ -388,7 +388,7 @@ def _refusal(
     """Return why transformers refuses what the script gave, and the argument without which it does not; else None."""
 
     def said(names: Iterable[str]) -> str:
-        probe = object.__new__(kind)
+        probe: Any = object.__new__(kind)
         vars(probe).update(before | {name: uncut[name] for name in names})
         try:
             original(probe)
