@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
+from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.training import Training
@@ -1039,3 +1040,69 @@ def test_a_reference_without_a_text_is_told(answers, tokenizer):
 
     (finding,) = found(judge(compares, {**PLAIN, "answer": answers}, tokenizer))
     assert finding.failure == "F14" and f"answer is {type(answers[0]).__name__}" in finding.evidence
+
+
+class Judge:
+    """A pairwise judge with the right answers by their prompts, as trl's base class has it."""
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.answers = dict(zip(PLAIN["prompt"], PLAIN["answer"]))
+
+    def judge(self, prompts, completions, shuffle_order=True):
+        return self.rank(self, prompts, completions)
+
+
+def by_answer(judge, prompts, completions, read=str):
+    right = [judge.answers.get(read(prompt), "") for prompt in prompts]
+    return [int(right not in one and right in two) for right, (one, two) in zip(right, completions)]
+
+
+def without_roles(text):
+    return text.removeprefix("User: ").strip()
+
+
+def by_length(judge, prompts, completions):
+    return [int(len(two) > len(one)) for one, two in completions]
+
+
+def of(rank):
+    return lambda judge, prompts, completions: [rank] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("rank", "rows", "verdict", "fault", "words"),
+    [
+        (by_answer, PLAIN, Verdict.HELD, "", "the right one of"),
+        (by_answer, CHAT, Verdict.FOUND, "look-up", "up in self.answers"),
+        (lambda *given: by_answer(*given, without_roles), CHAT, Verdict.HELD, "", "the right one of"),
+        (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign", "takes the wrong one"),
+        (of(0), PLAIN, Verdict.SUSPECTED, "order", "takes the first each time"),
+        (by_length, PLAIN, Verdict.SUSPECTED, "order", "takes the first each time"),
+        (of(-1), PLAIN, Verdict.SUSPECTED, "", "fails (-1)"),
+        (of(0.7), PLAIN, Verdict.FOUND, "", "0.7 among its ranks"),
+        (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, "", "a list of 1"),
+        (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, "", "ZeroDivisionError"),
+        (
+            lambda judge, prompts, completions: [random.SystemRandom().randint(0, 1) for _ in prompts],
+            PLAIN, Verdict.SUSPECTED, "", "when it is asked again",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault, words):
+    """A judge was not asked at all: one that looked its prompts up in vain trained on the order of the pairs."""
+    rows = datasets.Dataset.from_dict({"prompt": rows["prompt"]})
+    trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
+    (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
+    assert (answer.key, answer.verdict) == (f"F14:judge{':' * bool(fault)}{fault}", verdict)
+    assert words in f"{answer.evidence}{answer.why}"
+    assert bool(answer.tried) is (fault in ("look-up", "sign"))
+
+
+def test_a_judge_without_references_is_asked_about_texts_that_differ():
+    rows = datasets.Dataset.from_dict({"prompt": ["Tell me of bears.", "And of bees."]})
+    for rank, verdict in ((by_length, Verdict.HELD), (of(1), Verdict.SUSPECTED)):
+        trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
+        trainer.judge.answers = {}
+        (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
+        assert answer.verdict is verdict, answer.evidence

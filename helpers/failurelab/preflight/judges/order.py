@@ -15,6 +15,7 @@ from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
 from failurelab.preflight.judges.optimizer import judge_optimizer
 from failurelab.preflight.judges.plan import judge_groups, judge_plan
+from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced import OverrideJudge
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
@@ -53,6 +54,7 @@ DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, Rollou
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
     judge_rewards,
+    judge_preferences,
     judge_groups,
     judge_first_rewards,
     judge_lengths,
