@@ -154,11 +154,10 @@ def _ask(judge: Any, prompts: Sequence[str], pairs: Sequence[Any], inside: bool 
     """Return what a judge says of pairs, asked in a fork; why it could not be asked, as text."""
 
     def call() -> Preferences | str:
-        tables = {
-            name: (holder, key, AskedTable(table, inside)) for name, (holder, key, table) in _tables(judge).items()
-        }
-        for holder, key, table in tables.values():
-            holder[key] = table
+        held = _tables(judge)
+        tables = {name: AskedTable(table, inside) for name, (_, _, table) in held.items()}
+        for name, (holder, key, _) in held.items():
+            holder[key] = tables[name]
         orders = (pairs, [tuple(reversed(pair)) for pair in pairs], pairs)
         try:
             answers = [judge.judge(list(prompts), list(order)) for order in orders]
