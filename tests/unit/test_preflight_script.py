@@ -1031,6 +1031,10 @@ def test_the_answer_in_each_form():
     text = terminal.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
+    pages = re.findall(r"docs/symptoms\.md#(\w+)", text)  # each is an anchor of that page
+    assert pages == ["f2", "f7", "f3a", "f15"]
+    anchors = (pathlib.Path(__file__).parents[2] / "docs" / "symptoms.md").read_text()
+    assert all(f'<a id="{page}"></a>' in anchors for page in pages)
     statuses = [
         Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
     ]
@@ -1052,7 +1056,7 @@ def test_no_heading_is_english_in_the_chinese_answer():
     ]  # fmt: skip
     for answer in answers:
         chinese, english = terminal.text(answer, "zh"), terminal.text(answer)
-        plain = re.sub(r"notebooks/\w+\.ipynb|--json", "", chinese)
+        plain = re.sub(r"notebooks/\w+\.ipynb|docs/zh/symptoms\.md#\w+|--json", "", chinese)
         for finding in answer.findings:
             plain = plain.replace(terminal.title(finding.failure, "zh"), "")
         assert not set(re.findall(r"[A-Za-z]{3,}", plain)) - {"completion", "ipynb"}, plain

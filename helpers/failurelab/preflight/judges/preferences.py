@@ -109,7 +109,7 @@ def _verdict(judge: Any, said: Preferences, prompts: list[str], pairs: list[Any]
         repair = "Return a list with 0 for each pair whose first completion is better, and 1 for the others."
         read = "the trainer reads 0 as the first, and all else as the second"
         return Finding(FAILURE, f"{name}.judge returned {said.odd} for {count} pairs: {read}", repair, part=PART)
-    shown = f"{quote(pairs[0][0], 30)} and {quote(pairs[0][1], 30)}"
+    shown = " and ".join(quote(text, 40) for text in min(pairs, key=lambda pair: len("".join(pair))))
     ranks = {rank for order in said.ranks for rank in order}
     if ranks == {-1}:
         evidence = f"{name}.judge fails (-1) for each of {count} pairs: the trainer reads that as the second is better"
