@@ -25,7 +25,8 @@ from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.training import Training
-from failurelab.rewards import asking, forms, patterns, references, signature
+from failurelab.rewards import asking, forms, patterns, references, signature, survey
+from failurelab.rewards.inputs import Inputs
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
@@ -1106,3 +1107,31 @@ def test_a_judge_without_references_is_asked_about_texts_that_differ():
         trainer.judge.answers = {}
         (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
         assert answer.verdict is verdict, answer.evidence
+
+
+def first_reference(completions, answer, **_):
+    return [float(answer[0] == text) for text in completions]
+
+
+def own_reference(completions, answer, **_):
+    return [float(right == text) for right, text in zip(answer, completions)]
+
+
+def as_texts(completions, answer, **_):
+    return [str(value) for value in own_reference(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "mark", "fault", "verdict"),
+    [
+        (first_reference, "", "first row", "SUSPECTED"),
+        (as_texts, "", "count", "FOUND"),
+        (own_reference, "First add.\n#### ", "reference", "FOUND"),
+        (own_reference, "", "", "HELD"),
+    ],
+)
+def test_what_looked_well_and_is_not(function, mark, fault, verdict):
+    """Each was HELD or NOT CHECKED: a call with all rows, a text that reads as a number, a solution as the answer."""
+    rows = [{"prompt": text, "answer": mark + answer} for text, answer in zip(PLAIN["prompt"], PLAIN["answer"])]
+    table = survey.survey([function], Inputs(rows, ["answer"])).table
+    assert (fault, verdict) in [(flag.fault, flag.verdict) for flag in table.flags]
