@@ -15,7 +15,7 @@ from failurelab.preflight.judges.given import judge_deepspeed, judge_given
 from failurelab.preflight.repairs import EditableScript
 from failurelab.preflight.script_text import Text
 from failurelab.preflight.stage import cuts
-from failurelab.preflight.training import Training
+from failurelab.preflight.training import Load, Training
 from failurelab_course.experiments import models
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
@@ -189,6 +189,22 @@ def test_a_deepspeed_configuration_that_contradicts_the_arguments(config, undone
     (finding,) = judge_deepspeed(judged)
     assert finding.part == "deepspeed" and finding.accuses is (undone is not None)
     assert (finding.undo.values if finding.undo else {}) == (undone or {})
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "by_trainer", "count"),
+    [
+        (3, {"device_map": "auto"}, False, 1),
+        (3, {"device_map": "auto"}, True, 0),  # as trl loads it where no engine runs
+        (3, {}, False, 0),
+        (2, {"device_map": "auto"}, False, 0),
+    ],
+)
+def test_a_device_map_where_zero_3_divides_the_model(stage, options, by_trainer, count):
+    """Only a line of transformers told it, on the machines that were paid for."""
+    judged = training(**asked(8, 4))
+    judged.zero_stage, judged.loads = stage, [Load("a/model", options, None, by_trainer)]
+    assert [finding.key for finding in judge_deepspeed(judged)] == ["given:device_map"] * count
 
 
 def test_a_deepspeed_configuration_that_cannot_be_taken():

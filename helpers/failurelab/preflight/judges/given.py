@@ -90,8 +90,21 @@ def judge_refused(said: str, undo: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _mapped_under_zero3(training: Training) -> Iterator[Finding]:
+    """Yield the loads of the script that give a device map where ZeRO-3 divides the weights; trl's own map is none."""
+    loads = [(load.name, load.options) for load in training.loads if not load.by_trainer]
+    init = training.arguments.get("model_init_kwargs")
+    loads += [("the trainer's model", init)] if isinstance(init, dict) else []
+    for name, options in loads if training.zero_stage == 3 else ():
+        if options.get("device_map") is not None:
+            evidence = f"{name} is loaded with device_map={options['device_map']!r}, and DeepSpeed's ZeRO-3 divides it"
+            why = "transformers refuses that where the training arguments are made before the model, and not else"
+            yield Finding.suspected(FAILURE, evidence, why, "Leave device_map out.", part="device_map")
+
+
 def judge_deepspeed(training: Training) -> Iterator[Finding]:
     """Yield what a DeepSpeed configuration has otherwise than the training arguments, by transformers' comparison."""
+    yield from _mapped_under_zero3(training)
     own, launch = training.arguments.get("deepspeed"), training.deepspeed
     if not own and not launch:
         return
