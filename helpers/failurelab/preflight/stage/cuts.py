@@ -394,6 +394,8 @@ def _refusal(
             original(probe)
         except ValueError as error:
             return " ".join(str(error).split())
+        except Exception:  # of what is not here, such as an accelerator
+            return ""
         return ""
 
     names = [name for name in _COMPARED if name in before]
