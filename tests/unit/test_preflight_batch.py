@@ -1,6 +1,7 @@
 """Batch arithmetic: what the installed trl refuses is handed to it as it is, and what a step is, is said."""
 
 import dataclasses
+import json
 import sys
 
 import datasets
@@ -10,11 +11,11 @@ import trl
 
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import batch
-from failurelab.preflight.judges.given import judge_given
+from failurelab.preflight.judges.given import judge_deepspeed, judge_given
 from failurelab.preflight.repairs import EditableScript
 from failurelab.preflight.script_text import Text
 from failurelab.preflight.stage import cuts
-from failurelab.preflight.training import Training
+from failurelab.preflight.training import Load, Training
 from failurelab_course.experiments import models
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
@@ -158,6 +159,62 @@ def test_a_container_is_made_into_what_the_trainer_takes_by_an_edit(dataset, mad
     given.calls = lambda kind, index=-1: iter([(text, text.tree.body[1].value)])
     (edited,) = finding.undo.change(given).files.values()
     assert made in edited
+
+
+ZERO = {"zero_optimization": {"stage": 2}}
+ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": "auto"}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "undone"),
+    [
+        (ZERO | {"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
+        (ZERO | ADAM | {"gradient_clipping": 0.5}, {"learning_rate": 1e-5, "max_grad_norm": 0.5}),
+        (ZERO | {"train_micro_batch_size_per_gpu": 4, "train_batch_size": 64}, {"per_device_train_batch_size": 4}),
+        (ZERO | {"fp16": {"enabled": True}}, {"fp16": True}),
+        (ZERO | {"train_batch_size": 64}, {}),
+        (ZERO | {"train_batch_size": 32, "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}, None),
+    ],
+)
+@pytest.mark.parametrize("way", ["dict", "file", "launch"])
+def test_a_deepspeed_configuration_that_contradicts_the_arguments(config, undone, way, tmp_path):
+    """The engine is cut away, and with it the comparison that ends the real run: nothing was said."""
+    given = cuts._values(trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))
+    judged = training(world_size=2, **given | asked(8, 4, 2))
+    if way == "launch":
+        judged.deepspeed = {"config": config, "file": "zero2.json", "refused": ""}
+    else:
+        (tmp_path / "zero2.json").write_text(json.dumps(config))
+        judged.arguments["deepspeed"] = config if way == "dict" else str(tmp_path / "zero2.json")
+    (finding,) = judge_deepspeed(judged)
+    assert finding.part == "deepspeed" and finding.accuses is (undone is not None)
+    assert (finding.undo.values if finding.undo else {}) == (undone or {})
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "by_trainer", "count"),
+    [
+        (3, {"device_map": "auto"}, False, 1),
+        (3, {"device_map": "auto"}, True, 0),  # as trl loads it where no engine runs
+        (3, {}, False, 0),
+        (2, {"device_map": "auto"}, False, 0),
+    ],
+)
+def test_a_device_map_where_zero_3_divides_the_model(stage, options, by_trainer, count):
+    """Only a line of transformers told it, on the machines that were paid for."""
+    judged = training(**asked(8, 4))
+    judged.zero_stage, judged.loads = stage, [Load("a/model", options, None, by_trainer)]
+    assert [finding.key for finding in judge_deepspeed(judged)] == ["given:device_map"] * count
+
+
+def test_a_deepspeed_configuration_that_cannot_be_taken():
+    for deepspeed in ("nowhere.json", {"gradient_accumulation_steps": 4}):
+        (finding,) = judge_deepspeed(training(**asked(8, 4, deepspeed=deepspeed)))
+        assert finding.verdict is Verdict.SUSPECTED and "deepspeed" in finding.key
+    refused = training(**asked(8, 4))
+    refused.deepspeed = {"config": {}, "file": "ds.json", "refused": "ds.json is not there"}
+    assert [finding.verdict for finding in judge_deepspeed(refused)] == [Verdict.SUSPECTED]
+    assert not list(judge_deepspeed(training(**asked(8, 4))))
 
 
 def test_a_trainer_that_is_none_of_trl_s_counts_its_batch_itself():

@@ -6,11 +6,14 @@ import types
 import datasets
 import pytest
 import small
+import transformers
 import trl
 
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges.evaluation import judge_evaluation, judge_resume
-from failurelab.preflight.stage import cuts, rewards
+from failurelab.preflight.judges.given import judge_refused
+from failurelab.preflight.stage import cuts, own_code, rewards
+from failurelab.preflight.stage.callbacks import errors_noted
 from failurelab.preflight.stage.evaluation import evaluate_once, evaluation_sets
 from failurelab.preflight.training import Load, Source, Training
 from failurelab_course.experiments import models
@@ -39,8 +42,8 @@ def training(tmp_path, function, evaluated, source="", **asked):
     with rewards.differing_rewards(judged):
         trainer.train()
         for name, rows in evaluation_sets(trainer).items():
-            judged.evaluations[name] = evaluate_once(judged, trainer.evaluate, rows)
-        judged.trains_evaluated = not evaluate_once(judged, trainer.evaluate, trainer.train_dataset)[1]
+            judged.evaluations[name] = evaluate_once(judged, trainer.evaluate, rows, name)
+        judged.trains_evaluated = not evaluate_once(judged, trainer.evaluate, trainer.train_dataset).error
     return judged
 
 
@@ -66,6 +69,58 @@ def test_a_set_without_a_column_that_a_function_needs(tmp_path):
 def test_a_set_that_cannot_be_evaluated(tmp_path):
     (found,) = judge_evaluation(training(tmp_path, needs_answer, ROWS.rename_column("prompt", "question")))
     assert found.verdict is Verdict.FOUND and "ends in KeyError" in found.evidence
+
+
+@pytest.mark.skipif(cuts.counts_prompts(), reason="trl 0.14 cannot evaluate")
+def test_a_metric_that_no_evaluation_returns(tmp_path):
+    """A misspelt name of a metric was passed over, and the run ended in a KeyError at its first evaluation."""
+    judged = training(tmp_path, needs_answer, {"left": ROWS, "right": ROWS}, load_best_model_at_end=True)
+    judged.arguments["metric_for_best_model"] = "eval_left_lose"
+    (found,) = [finding for finding in judge_evaluation(judged) if finding.part == "metric_for_best_model"]
+    assert found.verdict is Verdict.FOUND and found.undo.values["metric_for_best_model"] == "eval_left_loss"
+    for metric, accused in (("left_loss", False), ("eval_left_loss", False), (None, True), ("nothing_like_it", True)):
+        judged.arguments["metric_for_best_model"] = metric  # None is "loss", which is of no set
+        assert [finding.accuses for finding in judge_evaluation(judged)].count(True) == accused, metric
+    judged.arguments["load_best_model_at_end"] = False
+    judged.arguments["metric_for_best_model"] = None
+    assert not [finding for finding in judge_evaluation(judged) if finding.accuses]
+
+
+@pytest.mark.parametrize(
+    ("given", "undone"),
+    [
+        ({"load_best_model_at_end": True, "save_strategy": "steps"}, {"load_best_model_at_end": False}),
+        ({"dataloader_prefetch_factor": 2}, {"dataloader_prefetch_factor": None}),
+        ({"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps", "eval_steps": 500}, {}),
+        ({"dataloader_prefetch_factor": 2, "dataloader_num_workers": 1}, {}),
+    ],
+)
+def test_arguments_that_transformers_compares_are_compared_as_given(tmp_path, given, undone):
+    """They are cut before transformers sees them: what it refuses was trained for three steps, and nothing was said."""
+    cutting = cuts.CutArguments(3, str(tmp_path))
+    with cutting.cut():
+        arguments = trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, **given)
+    said, undo = cutting.refused(arguments)
+    assert bool(said) is bool(undone) and undo == undone
+    assert [finding.part for finding in judge_refused(said, undo)] == ["arguments"] * bool(undone)
+
+
+@pytest.mark.parametrize(
+    ("asked", "raises"), [({}, True), ({"eval_strategy": "steps", "load_best_model_at_end": True}, False)]
+)
+def test_a_callback_of_a_library_reads_arguments_as_given(tmp_path, asked, raises):
+    """`EarlyStoppingCallback` asserts what is cut: it stood under NOT CHECKED, with the fault and without it."""
+    cutting = cuts.CutArguments(3, str(tmp_path))
+    with cutting.cut():
+        config = {"use_cpu": True, "bf16": False, "report_to": []}
+        arguments = trl.GRPOConfig(str(tmp_path), **config, **asked | ({"save_strategy": "steps"} if asked else {}))
+    stopping = transformers.EarlyStoppingCallback(3)
+    handler = types.SimpleNamespace(callbacks=[stopping])
+    trainer = types.SimpleNamespace(args=arguments, callback_handler=handler, state=transformers.TrainerState())
+    control, own = transformers.TrainerControl(), own_code.OwnCode(tmp_path / "train.py")
+    with errors_noted(trainer, own, [stopping], cutting.uncut(arguments)) as findings:
+        stopping.on_train_begin(arguments, trainer.state, control)
+    assert [finding.verdict for finding in findings] == [Verdict.SUSPECTED] * raises
 
 
 @pytest.mark.parametrize(

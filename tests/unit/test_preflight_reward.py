@@ -21,10 +21,12 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
+from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.training import Training
-from failurelab.rewards import asking, forms, patterns, references, signature
+from failurelab.rewards import asking, forms, patterns, references, signature, survey
+from failurelab.rewards.inputs import Inputs
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
@@ -1039,3 +1041,97 @@ def test_a_reference_without_a_text_is_told(answers, tokenizer):
 
     (finding,) = found(judge(compares, {**PLAIN, "answer": answers}, tokenizer))
     assert finding.failure == "F14" and f"answer is {type(answers[0]).__name__}" in finding.evidence
+
+
+class Judge:
+    """A pairwise judge with the right answers by their prompts, as trl's base class has it."""
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.answers = dict(zip(PLAIN["prompt"], PLAIN["answer"]))
+
+    def judge(self, prompts, completions, shuffle_order=True):
+        return self.rank(self, prompts, completions)
+
+
+def by_answer(judge, prompts, completions, read=str):
+    right = [judge.answers.get(read(prompt), "") for prompt in prompts]
+    return [int(right not in one and right in two) for right, (one, two) in zip(right, completions)]
+
+
+def without_roles(text):
+    return text.removeprefix("User: ").strip()
+
+
+def by_length(judge, prompts, completions):
+    return [int(len(two) > len(one)) for one, two in completions]
+
+
+def of(rank):
+    return lambda judge, prompts, completions: [rank] * len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("rank", "rows", "verdict", "fault", "words"),
+    [
+        (by_answer, PLAIN, Verdict.HELD, "", "the right one of"),
+        (by_answer, CHAT, Verdict.FOUND, "look-up", "up in self.answers"),
+        (lambda *given: by_answer(*given, without_roles), CHAT, Verdict.HELD, "", "the right one of"),
+        (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign", "takes the wrong one"),
+        (of(0), PLAIN, Verdict.SUSPECTED, "order", "takes the first each time"),
+        (by_length, PLAIN, Verdict.SUSPECTED, "order", "takes the first each time"),
+        (of(-1), PLAIN, Verdict.SUSPECTED, "", "fails (-1)"),
+        (of(0.7), PLAIN, Verdict.FOUND, "", "0.7 among its ranks"),
+        (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, "", "a list of 1"),
+        (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, "", "ZeroDivisionError"),
+        (
+            lambda judge, prompts, completions: [random.SystemRandom().randint(0, 1) for _ in prompts],
+            PLAIN, Verdict.SUSPECTED, "", "when it is asked again",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault, words):
+    """A judge was not asked at all: one that looked its prompts up in vain trained on the order of the pairs."""
+    rows = datasets.Dataset.from_dict({"prompt": rows["prompt"]})
+    trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
+    (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
+    assert (answer.key, answer.verdict) == (f"F14:judge{':' * bool(fault)}{fault}", verdict)
+    assert words in f"{answer.evidence}{answer.why}"
+    assert bool(answer.tried) is (fault in ("look-up", "sign"))
+
+
+def test_a_judge_without_references_is_asked_about_texts_that_differ():
+    rows = datasets.Dataset.from_dict({"prompt": ["Tell me of bears.", "And of bees."]})
+    for rank, verdict in ((by_length, Verdict.HELD), (of(1), Verdict.SUSPECTED)):
+        trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
+        trainer.judge.answers = {}
+        (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
+        assert answer.verdict is verdict, answer.evidence
+
+
+def first_reference(completions, answer, **_):
+    return [float(answer[0] == text) for text in completions]
+
+
+def own_reference(completions, answer, **_):
+    return [float(right == text) for right, text in zip(answer, completions)]
+
+
+def as_texts(completions, answer, **_):
+    return [str(value) for value in own_reference(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "mark", "fault", "verdict"),
+    [
+        (first_reference, "", "first row", "SUSPECTED"),
+        (as_texts, "", "count", "FOUND"),
+        (own_reference, "First add.\n#### ", "reference", "FOUND"),
+        (own_reference, "", "", "HELD"),
+    ],
+)
+def test_what_looked_well_and_is_not(function, mark, fault, verdict):
+    """Each was HELD or NOT CHECKED: a call with all rows, a text that reads as a number, a solution as the answer."""
+    rows = [{"prompt": text, "answer": mark + answer} for text, answer in zip(PLAIN["prompt"], PLAIN["answer"])]
+    table = survey.survey([function], Inputs(rows, ["answer"])).table
+    assert (fault, verdict) in [(flag.fault, flag.verdict) for flag in table.flags]

@@ -740,6 +740,25 @@ def test_the_stage_of_a_deepspeed_configuration(tmp_path):
     assert stages == [3, 3, 3, 3, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("config", "handed_on", "refused"),
+    [
+        ("{gradient_accumulation_steps: 4, zero_stage: 2}", {"gradient_accumulation_steps": 4}, ""),
+        ("{zero_stage: 2}", {}, ""),
+        ("{deepspeed_config_file: ds.json}", {"gradient_accumulation_steps": 1, "gradient_clipping": 0.5}, ""),
+        ("{deepspeed_config_file: ds.json, gradient_clipping: 1.0}", None, "will be ignored"),
+        ("{deepspeed_config_file: other.json}", None, "is not there"),
+    ],
+)
+def test_what_accelerate_hands_on_of_deepspeed(config, handed_on, refused, tmp_path, monkeypatch, read):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("ds.json").write_text(json.dumps({"gradient_clipping": 0.5, "zero_optimization": {"stage": 2}}))
+    pathlib.Path("zero.yaml").write_text(f"{{distributed_type: DEEPSPEED, deepspeed_config: {config}}}\n")
+    deepspeed = read("accelerate launch --config_file zero.yaml --num_processes 2 train.py").deepspeed
+    assert refused in deepspeed["refused"] and bool(refused) is bool(deepspeed["refused"])
+    assert handed_on is None or deepspeed["config"] == handed_on | {"zero_optimization": {"stage": 2}}
+
+
 DEFAULT = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: {}
@@ -1012,6 +1031,10 @@ def test_the_answer_in_each_form():
     text = terminal.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
+    pages = re.findall(r"docs/symptoms\.md#(\w+)", text)  # each is an anchor of that page
+    assert pages == ["f2", "f7", "f3a", "f15"]
+    anchors = (pathlib.Path(__file__).parents[2] / "docs" / "symptoms.md").read_text()
+    assert all(f'<a id="{page}"></a>' in anchors for page in pages)
     statuses = [
         Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
     ]
@@ -1033,7 +1056,7 @@ def test_no_heading_is_english_in_the_chinese_answer():
     ]  # fmt: skip
     for answer in answers:
         chinese, english = terminal.text(answer, "zh"), terminal.text(answer)
-        plain = re.sub(r"notebooks/\w+\.ipynb|--json", "", chinese)
+        plain = re.sub(r"notebooks/\w+\.ipynb|docs/zh/symptoms\.md#\w+|--json", "", chinese)
         for finding in answer.findings:
             plain = plain.replace(terminal.title(finding.failure, "zh"), "")
         assert not set(re.findall(r"[A-Za-z]{3,}", plain)) - {"completion", "ipynb"}, plain

@@ -7,12 +7,13 @@ import types
 import datasets
 import pytest
 import small
+import torch
 import transformers
 import trl
 from packaging.version import Version
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges import rows
+from failurelab.preflight.judges import rows, tokens
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.rows import prompt_ids
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
@@ -107,6 +108,21 @@ def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
     answer = only(judge_template(training(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
     assert answer.verdict is (Verdict.HELD if real else Verdict.NOT_CHECKED)
     assert "of 4 asked greedily, 4 end" in (answer.evidence if real else answer.why)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind"),
+    [
+        (["You add numbers.\nWhat is 3+4?\n7"] * 4, Verdict.SUSPECTED),
+        (["Calcule 7+18 pas a pas."] * 4, Verdict.SUSPECTED),
+        (TEXTS, Verdict.NOT_CHECKED),
+    ],
+)
+def test_a_real_model_that_ends_neither_way_does_not_tell(prompts, kind, model, tokenizer, monkeypatch):
+    """It was "too few ends to tell", though what ends its texts is what ends a turn of its template."""
+    monkeypatch.setattr(tokens, "_ended", lambda *given, **more: 0)
+    answer = only(judge_template(training(model, tokenizer, prompts, "x", small=False)), "F12")
+    assert answer.verdict is kind
 
 
 def test_a_sequence_begun_twice(model, with_bos):
@@ -269,6 +285,31 @@ def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, mode
     answer = only(judge_lengths(training(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
     assert answer.verdict is kind
     assert more is not LONG or kind is Verdict.NOT_CHECKED or answer.undo.values["max_completion_length"] > limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "needed", "more", "kind"),
+    [
+        (40, 90, {}, Verdict.FOUND),
+        (200, 90, {}, Verdict.HELD),
+        (40, 999, {}, Verdict.NOT_CHECKED),  # it may be untrained, or know no answer
+        (8, 20, {}, Verdict.NOT_CHECKED),  # an answer of a word
+        (40, 90, {"small": True}, Verdict.NOT_CHECKED),
+    ],
+)
+def test_a_small_model_with_its_own_weights_is_asked_for_room(limit, needed, more, kind, model, tokenizer, monkeypatch):
+    """Its completions were all cut at 80 tokens: only the real model tells, and it was there."""
+    given = training(model, tokenizer, TEXTS, limits={"max_completion_length": limit}, **{"small": False} | more)
+
+    def generate(input_ids, max_new_tokens, **_):
+        drawn = torch.full((len(input_ids), max_new_tokens), 5)
+        drawn[:, needed - 1 : needed] = tokenizer.eos_token_id
+        return torch.cat((input_ids, drawn), dim=1)
+
+    monkeypatch.setattr(given.trainer.model, "generate", generate)
+    answer = only(judge_lengths(given), "F11")
+    assert answer.verdict is kind
+    assert kind is not Verdict.FOUND or answer.undo.values == {"max_completion_length": 2 * (needed + 1)}
 
 
 @pytest.mark.parametrize("padding", [TEXT, TURN])

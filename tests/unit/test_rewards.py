@@ -5,6 +5,7 @@ import json
 import re
 
 from failurelab.rewards import RewardTable, ask
+from failurelab.rewards.table import quote
 
 PROMPT = "What is 3 + 4? Think first: <think> why </think> <answer> it </answer>"
 
@@ -30,6 +31,10 @@ def picky(completions, **_):
 
 def flags(table, about):
     return [(flag.verdict, flag.failure) for flag in table.flags if flag.about.endswith(about)]
+
+
+def test_a_quoted_text_has_its_backslashes_once():
+    assert quote("\\boxed{7}\n") == "'\\boxed{7}\\n'"
 
 
 def test_a_table_shows_right_wrong_and_nothing_at_a_glance():

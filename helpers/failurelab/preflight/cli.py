@@ -189,6 +189,7 @@ def ask(
         "real_model": real_model,
         "world_size": world_size or started.world_size,
         "zero_stage": started.zero_stage,
+        "deepspeed": started.deepspeed,
         "left_out": started.left_out,
         "visible": (os.environ | dict(started.environment)).get("CUDA_VISIBLE_DEVICES", ""),
         "preload": preload,

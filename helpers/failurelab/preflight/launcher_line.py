@@ -73,6 +73,7 @@ class Launch:
         environment: variables set in front of the command, and by the launcher.
         python: the interpreter that the line names, or that of its launcher; None where none is found.
         left_out: what the launch asks for and a judgement does without, a text each.
+        deepspeed: the configuration that accelerate hands on to its processes, see `launcher_options`; else empty.
     """
 
     script: str = ""
@@ -83,6 +84,7 @@ class Launch:
     python: str | None = None
     module: str = ""
     left_out: tuple[str, ...] = ()
+    deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def read_line(words: list[str], python: str | None = None) -> Launch:
@@ -133,10 +135,11 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
         raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
     stage, environment = _of_variables(variables | launch.get("environment", {}))
     if "zero_stage" in launch:
-        stage = zero_stage(launch["deepspeed_config"]) or int(launch["zero_stage"])
+        stage = zero_stage(launch["deepspeed"]["config"]) or int(launch["zero_stage"])
     left_out = (*launch.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
     arguments = tuple(launch["arguments"])
-    return Launch(launch["script"], arguments, size, stage, environment, named, launch["module"], left_out)
+    deepspeed = launch.get("deepspeed", {})
+    return Launch(launch["script"], arguments, size, stage, environment, named, launch["module"], left_out, deepspeed)
 
 
 def _world_size(variables: dict[str, str]) -> int:

@@ -9,7 +9,9 @@ Sources: accelerate `commands.launch`; torch `distributed.run`; DeepSpeed `launc
 import argparse
 import contextlib
 import json
+import os
 import sys
+import unittest.mock
 from typing import Any
 
 
@@ -19,7 +21,7 @@ def by_accelerate(words: list[str]) -> dict[str, Any]:
     from accelerate.utils import DistributedType
 
     # it completes the options by those of a file, as it does before it starts anything
-    options, defaults, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
+    options, defaults, precise = launch._validate_launch_command(launch.launch_command_parser().parse_args(words))
     kinds = ("multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")
     alone = defaults is not None and defaults.distributed_type != DistributedType.MULTI_CPU  # a file that names no kind
     alone = alone and not any(getattr(options, kind, False) for kind in kinds)
@@ -36,11 +38,37 @@ def by_accelerate(words: list[str]) -> dict[str, Any]:
     if str(options.mixed_precision).lower() == "bf16":
         started["environment"] = {"ACCELERATE_MIXED_PRECISION": "bf16"}
     if options.use_deepspeed and not options.cpu:
-        started |= {
-            "zero_stage": 2 if options.zero_stage is None else options.zero_stage,
-            "deepspeed_config": options.deepspeed_config_file,
-        }
+        fields = [*(defaults.deepspeed_config if defaults else ()), *["mixed_precision"] * bool(precise)]
+        started["deepspeed"] = _deepspeed(options, fields)
+        started["zero_stage"] = 2 if options.zero_stage is None else options.zero_stage
     return started
+
+
+def _deepspeed(options: argparse.Namespace, fields: list[str]) -> dict[str, Any]:
+    """Return the DeepSpeed configuration that accelerate hands on, the file that it is in, and why it is refused.
+
+    Args:
+        options: of the line, completed by those of its configuration.
+        fields: that this configuration sets, which the processes compare with a file of DeepSpeed's own.
+    """
+    from accelerate.utils import DeepSpeedPlugin
+
+    path, config = options.deepspeed_config_file, {}
+    if not path:
+        named = ("gradient_accumulation_steps", "gradient_clipping")
+        config = {name: value for name in named if (value := getattr(options, name, None)) is not None}
+        config["zero_optimization"] = {"stage": 2 if options.zero_stage is None else options.zero_stage}
+        return {"config": config, "file": "", "refused": ""}
+    refused = ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        config.setdefault("gradient_accumulation_steps", 1)  # as it takes it then
+        with unittest.mock.patch.dict(os.environ, ACCELERATE_CONFIG_DS_FIELDS=",".join(fields)):
+            DeepSpeedPlugin._deepspeed_config_checks(None)  # it reads that variable alone
+    except (OSError, ValueError, AttributeError) as error:
+        refused = f"{path} is not there" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+    return {"config": config, "file": path, "refused": refused}
 
 
 def by_torchrun(words: list[str]) -> dict[str, Any]:

@@ -294,7 +294,7 @@ class WatchedScript:
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
-        from failurelab.preflight.judges.given import judge_given
+        from failurelab.preflight.judges.given import judge_given, judge_refused
         from failurelab.preflight.stage import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
@@ -315,6 +315,7 @@ class WatchedScript:
             self._note("trainer")
             self.arguments.settle(self.keywords[id(trainer)].get("args"))
             self.report.answers += judge_given(keywords, trainer)
+            self.report.answers += judge_refused(*self.arguments.refused(self.keywords[id(trainer)].get("args")))
         self.making += 1
         try:
             self.left_out.call("trainer", original, trainer, args, kwargs)
@@ -353,6 +354,7 @@ class WatchedScript:
             small=any(load.small for load in self.loads),
             keywords=self.keywords.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
+            deepspeed=self.spec.get("deepspeed", {}),
             source=source,
             real=self.real,
             resume=self.resume,
@@ -384,7 +386,8 @@ class WatchedScript:
             raised: list[Finding] = []
             given = training.keywords.get("callbacks") or ()
             if not self.launched.rank.launched:  # of several ranks the others would wait for the one that goes on
-                raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own, given))
+                asked = callbacks.errors_noted(trainer, self.files.own, given, training.arguments)
+                raised = stack.enter_context(asked)
             try:
                 original(trainer)
                 self.launched.meet()
@@ -423,9 +426,11 @@ class WatchedScript:
             return
         self.report.say("evaluating one batch")
         self.evaluating, logged = True, list(trainer.state.log_history)
-        training.evaluations = {name: evaluate_once(training, trainer.evaluate, rows) for name, rows in sets.items()}
-        if any(error for _, error in training.evaluations.values()):
-            training.trains_evaluated = not evaluate_once(training, trainer.evaluate, trainer.train_dataset)[1]
+        training.evaluations = {
+            name: evaluate_once(training, trainer.evaluate, rows, name) for name, rows in sets.items()
+        }
+        if any(evaluation.error for evaluation in training.evaluations.values()):
+            training.trains_evaluated = not evaluate_once(training, trainer.evaluate, trainer.train_dataset).error
         training.evaluated, self.evaluating, trainer.state.log_history = None, False, logged
 
     def _launch(self) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Training:
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
+        deepspeed: its configuration as accelerate's launch hands it on, see `launcher_options`; else empty.
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
         handed: what each reward function was handed at its first call, by its place.
@@ -84,7 +85,7 @@ class Training:
         resume: what `train()` was given as the checkpoint to go on from.
         calls_evaluate: whether the script has called `evaluate()` before its training.
         evaluated: while an evaluation set is evaluated: what each reward function is handed, by its place; else None.
-        evaluations: of each evaluation set by name: what the functions were handed, and the error that ended it.
+        evaluations: of each evaluation set by name, as `stage.evaluation` made it.
         trains_evaluated: whether the same evaluation of rows of the training set ended well.
         not_evaluated: why no batch was evaluated.
         explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
@@ -105,6 +106,7 @@ class Training:
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     device: int | None = None
     zero_stage: int = 0
+    deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
     handed: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -116,7 +118,7 @@ class Training:
     resume: Any = None
     calls_evaluate: bool = False
     evaluated: dict[int, dict[str, Any]] | None = None
-    evaluations: dict[str, tuple[dict[int, Any], str]] = dataclasses.field(default_factory=dict)
+    evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
     trains_evaluated: bool = False
     not_evaluated: str = ""
     explained: dict[str, Any] = dataclasses.field(default_factory=dict)

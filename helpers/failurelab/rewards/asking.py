@@ -190,7 +190,10 @@ def _read(rewards: Any) -> Reply:
     if isinstance(rewards, (int, float)):
         return Reply([float(rewards)], returned=ONE_NUMBER)
     try:
-        return Reply([None if value is None else float(value) for value in list(rewards)])
+        values = list(rewards)
+        if any(isinstance(value, str) for value in values):  # of which torch makes no tensor, also where it is a number
+            raise TypeError
+        return Reply([None if value is None else float(value) for value in values])
     except (TypeError, ValueError):
         return Reply(returned=f"{type(rewards).__name__} {str(rewards)[:60]!r}")
 

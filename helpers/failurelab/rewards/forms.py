@@ -18,6 +18,7 @@ from failurelab.rewards import asking, signature
 from failurelab.rewards.patterns import ANSWER, REASONING, fill, own_forms
 from failurelab.rewards.references import is_conversation, other_answer, readings
 
+OWN_TEXT = "the row's own text"  # the form of a solution as the dataset has it
 LINE, LINES = "Let me think.", "First I look at it.\nThen I add up.\n\nSo it is clear."
 NO_ANSWER = "I do not know."
 _COMMON = {
@@ -116,9 +117,7 @@ def make(
         if answers and len(solution) > 3 * len(answers[0]) and answers[0] in solution:
             head, _, tail = solution.rpartition(answers[0])
             pair = [("right", answers[0]), ("wrong", other_answer(answers[0], choices))]
-            written += [
-                Completion(number, worth, "the row's own text", _after(opened, head + a + tail)) for worth, a in pair
-            ]
+            written += [Completion(number, worth, OWN_TEXT, _after(opened, head + a + tail)) for worth, a in pair]
         longest = max((c.text for c in written if c.row == number and c.shown), key=len, default="")
         others = dict(_OTHERS) | {f"drawn {place + 1}": text for place, text in enumerate(drawn)}
         others |= {"cut in the middle": longest[: len(longest) // 2]} if longest else {}

@@ -153,7 +153,7 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
     if not x.asks_reference:
         return None if more or _likes_shown_form(x) else _direction(x)
     if more:
-        return _rows_not_told(x)
+        return _whole_solution(x) or _rows_not_told(x)
     if less and rows_less == _judged_rows(x):
         return _less_for_right(x, less, totals)
     said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
@@ -295,6 +295,15 @@ def _judged_rows(x: Examination) -> set[int]:
     return {each.row for each, value in zip(x.completions, x.rewards) if value is not None}
 
 
+def _whole_solution(x: Examination) -> Flag | None:
+    """Look whether it pays a copy of the dataset's whole solution alone, `... #### 7`, and the answer in no form."""
+    answers = [(c, v) for c, v in zip(x.completions, x.rewards) if c.form != forms.OWN_TEXT]
+    marked = all("####" in str(row.get(x.column)) for row in x.inputs.rows)
+    if not marked or x.compare([each for each, _ in answers], [value for _, value in answers])[0]:
+        return None
+    return cause_of(x, f"{x.key} pays a copy of the whole solution alone, and the answer in no form", ["reference"])
+
+
 def _rows_not_told(x: Examination) -> Flag | None:
     """Look at the rows whose right answer gets no more than a wrong one, while that of another row does."""
 
@@ -306,6 +315,18 @@ def _rows_not_told(x: Examination) -> Flag | None:
     untold = [row for row in sorted(judged) if not tells(row=row)]
     reference = quote(str(x.inputs.rows[untold[0] if untold else 0][x.column]), 40)
     if untold:
+        of_row = {row: [each for each in x.completions if each.row == row] for row in untold}
+        alone = [row for row in untold if x.tells(of_row[row], is_right=True)]
+        if alone == untold:
+            said = f"{x.key} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows"
+            return Flag(
+                x.key, "F14", "SUSPECTED",
+                f"{said}, and tells them apart where a call has one of these rows alone: it compares all completions "
+                f"of a call with the reference of the first ({x.column}[0])",
+                f"Go through {x.column} beside the completions: zip(completions, {x.column}).",
+                control="where each call of the trainer has one prompt alone, that is the same",
+                fault="first row",
+            )  # fmt: skip
         return x.not_checked(
             f"{x.key} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows, such as "
             f"{x.column} {reference}, in all forms that were tried: does it compare each with its own reference?"

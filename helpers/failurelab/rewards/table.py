@@ -142,8 +142,8 @@ def scale_notes(table: RewardTable, weights: Sequence[float]) -> Iterator[str]:
 
 
 def quote(text: str, width: int = 60) -> str:
-    """Return a text in quotes, of one line, without its middle where it is long."""
-    shown = repr(text)
+    """Return a text in quotes, of one line, without its middle where it is long; a backslash stands there once."""
+    shown = repr(text).replace("\\\\", "\\")
     return shown if len(shown) <= width else f"{shown[: width - 13]} ... {shown[-8:]}"
 
 

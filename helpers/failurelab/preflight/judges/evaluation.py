@@ -7,11 +7,12 @@ from, the folder is looked at: whether it is there, and of this model and traine
 Upstream: transformers `Trainer.train(resume_from_checkpoint=...)` and `get_last_checkpoint`; trl's `RepeatSampler`.
 """
 
+import difflib
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.plan import planned_steps
 from failurelab.preflight.judges.updates import policy_load
+from failurelab.preflight.repairs import Arguments
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.training import Training
 from failurelab.rewards import signature
 from failurelab.rewards.asking import Asker
 
 EVALUATION, RESUME = "evaluation", "resume"
+_SHOWN = 4  # names of metrics
+_OF_SPEED = ("_runtime", "_per_second")  # ends of the names of metrics that tell how fast it was
 _SAME = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")  # of two configurations
 
 
@@ -53,8 +57,58 @@ def judge_evaluation(training: Training) -> Iterator[Finding]:
     if not training.evaluations:
         yield Finding.not_checked(EVALUATION, training.not_evaluated or "training ended before it")
         return
-    for name, (handed, error) in training.evaluations.items():
-        yield from _judge_set(training, name, handed, error)
+    for name, evaluation in training.evaluations.items():
+        yield from _judge_set(training, name, evaluation.handed, evaluation.error)
+    yield from _best_metric(training)
+
+
+def wanted_metric(arguments: Mapping[str, Any]) -> str:
+    """Return what the best checkpoint is chosen by, as transformers looks it up; empty where nothing is chosen.
+
+    Args:
+        arguments: as the script gave them: what transformers makes of them is not in them.
+    """
+    schedule = arguments.get("lr_scheduler_type")
+    by_loss = arguments.get("load_best_model_at_end") or getattr(schedule, "value", schedule) == "reduce_lr_on_plateau"
+    metric = arguments.get("metric_for_best_model") or ("loss" if by_loss else "")
+    return metric if metric.startswith("eval_") or not metric else f"eval_{metric}"
+
+
+def _best_metric(training: Training) -> Iterator[Finding]:
+    """Tell a metric that the best checkpoint is to be chosen by, and that no evaluation returns."""
+    metric, evaluations = wanted_metric(training.arguments), list(training.evaluations.values())
+    returned = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
+    if not metric or not cuts.evaluates(training.arguments) or any(evaluation.error for evaluation in evaluations):
+        return
+    # of several sets transformers returns the metrics of all as one
+    of_results = [name for name in returned if not name.endswith(_OF_SPEED)]
+    if metric in returned:
+        said = f"metric_for_best_model {metric} is among the {len(returned)} names that a batch of evaluation returned"
+        yield Finding.held(EVALUATION, said, "a name that is not among them would be told", fault="metric")
+        return
+    logged = any(metric in evaluation.logged for evaluation in evaluations)
+    by_log = f"; this trl logs {metric} and does not return it, as trl 1.5 and later do" * logged
+    near = difflib.get_close_matches(metric, of_results, n=1, cutoff=0.75)
+    values: dict[str, Any] = {"load_best_model_at_end": False, "metric_for_best_model": None}
+    if near or "eval_loss" in returned:
+        values = {"metric_for_best_model": near[0] if near else "eval_loss"}
+    if values["metric_for_best_model"] == "eval_loss" and training.arguments.get("greater_is_better"):
+        values["greater_is_better"] = False
+    set_ = " and ".join(f"{name}={value!r}" for name, value in values.items())
+    others = ", or upgrade to trl 1.5 or later" * logged
+    others += ". A loss of GRPO does not tell how good a model is: better choose no best one" * (
+        values["metric_for_best_model"] == "eval_loss"
+    )
+    nearest = difflib.get_close_matches(metric, of_results, n=_SHOWN, cutoff=0)
+    yield Finding(
+        EVALUATION,
+        f"metric_for_best_model is looked up as {metric}, which is not among the {len(returned)} names that one batch "
+        f"of evaluation returned (the most like it: {', '.join(nearest) or 'none'}){by_log}: the first evaluation of "
+        "the real run ends in a KeyError",
+        f"Set {set_}{others}.",
+        undo=Arguments({name: value for name, value in values.items() if name in training.arguments}),
+        part="metric_for_best_model",
+    )
 
 
 def _judge_set(training: Training, name: str, handed: dict[int, Any], error: str) -> Iterator[Finding]:

@@ -4,7 +4,11 @@ The error that comes of it names an attribute that is missing, lines below in a 
 is told as it is handed over, with what is expected there.
 """
 
+import contextlib
+import functools
+import os
 import sys
+import types
 from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +16,8 @@ import torch
 
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.rows import of_trl
-from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.repairs import Arguments, Keyword
+from failurelab.preflight.training import Training
 
 FAILURE = "given"
 
@@ -66,6 +71,121 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
     if of_trl(trainer) and isinstance(keywords.get("args"), Mapping):
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
+
+
+def judge_refused(said: str, undo: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what transformers says of training arguments that it refuses as they were given, if it does.
+
+    Args:
+        said: by transformers, which has compared the arguments that are cut here; empty if nothing.
+        undo: the argument without which it takes them, and the value that says so.
+    """
+    if said:
+        without = " and ".join(f"{name}={value!r}" for name, value in undo.items())
+        repair = f"Set {without}, or the others as it asks for." if without else "Set them as it asks for."
+        evidence = f"transformers refuses these training arguments: {said}"
+        tried = f"with {without} it takes them" if without else ""
+        yield Finding(
+            FAILURE, evidence, repair, Arguments(dict(undo)) if undo else None, tried, ends=True, part="arguments"
+        )
+
+
+def _mapped_under_zero3(training: Training) -> Iterator[Finding]:
+    """Yield the loads of the script that give a device map where ZeRO-3 divides the weights; trl's own map is none."""
+    loads = [(load.name, load.options) for load in training.loads if not load.by_trainer]
+    init = training.arguments.get("model_init_kwargs")
+    loads += [("the trainer's model", init)] if isinstance(init, dict) else []
+    for name, options in loads if training.zero_stage == 3 else ():
+        if options.get("device_map") is not None:
+            evidence = f"{name} is loaded with device_map={options['device_map']!r}, and DeepSpeed's ZeRO-3 divides it"
+            why = "transformers refuses that where the training arguments are made before the model, and not else"
+            yield Finding.suspected(FAILURE, evidence, why, "Leave device_map out.", part="device_map")
+
+
+def judge_deepspeed(training: Training) -> Iterator[Finding]:
+    """Yield what a DeepSpeed configuration has otherwise than the training arguments, by transformers' comparison."""
+    yield from _mapped_under_zero3(training)
+    own, launch = training.arguments.get("deepspeed"), training.deepspeed
+    if not own and not launch:
+        return
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
+
+    where = "the DeepSpeed configuration of the training arguments" if own else (
+        f"the DeepSpeed configuration {launch['file']}" if launch["file"] else "the launch's DeepSpeed configuration"
+    )  # fmt: skip
+    refused = "" if own else launch["refused"]
+    try:
+        config = HfDeepSpeedConfig(own).config if own else launch["config"]
+        contradictions = {} if refused else _contradictions(config, training, by_launch=not own)
+    except ValueError as error:
+        refused = " ".join(str(error).split())
+    if refused:
+        why = "the file may be another on the machine that trains"
+        repair = "Give it a file that is there, and set what stands in it nowhere else."
+        yield Finding.suspected(FAILURE, f"{where}: {refused}", why, repair, part="deepspeed", ends=True)
+        return
+    if not contradictions:
+        other = {"gradient_accumulation_steps": (training.arguments.get("gradient_accumulation_steps") or 1) + 1}
+        if _contradictions(config | other, training, by_launch=not own):
+            agrees = f"{where} contradicts no training argument, by transformers' own comparison"
+            control = f"with gradient_accumulation_steps {other['gradient_accumulation_steps']} it would"
+            yield Finding.held(FAILURE, agrees, control, part="deepspeed")
+        return
+    undo = {name: value for name, value in contradictions.values() if name}
+    set_ = " and ".join(f"{name}={value!r}" for name, value in undo.items())
+    yield Finding(
+        FAILURE,
+        f"{where} contradicts the training arguments ({'; '.join(contradictions)}): transformers ends in a ValueError "
+        "when training begins",
+        f"Write 'auto' there{f', or set {set_}' * bool(undo)}.",
+        Arguments(undo) if undo else None,
+        part="deepspeed",
+        ends=True,
+    )
+
+
+def _contradictions(config: dict[str, Any], training: Training, by_launch: bool) -> dict[str, tuple[str, Any]]:
+    """Return what transformers finds to contradict, in its words, each with the argument and the value that undo it.
+
+    The name of the argument is empty where no single one does.
+
+    Args:
+        config: of DeepSpeed, as it stands in its file.
+        training: with the arguments as the script gave them.
+        by_launch: whether accelerate hands it on, which writes its precision into it.
+
+    Raises:
+        ValueError: accelerate refuses the configuration: for its precision, say.
+    """
+    from accelerate.utils import DeepSpeedPlugin
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+    if not config.get("zero_optimization"):
+        raise ValueError("it has no zero_optimization, which accelerate asks for")
+    arguments, kind = training.arguments, type(training.trainer.args)
+    steps = arguments.get("max_steps") or -1
+    given = types.SimpleNamespace(**arguments, world_size=training.world_size)
+    given.get_warmup_steps = functools.partial(kind.get_warmup_steps, given)
+    # its __init__ makes it known to all loads of models, and asks for an installed DeepSpeed: so that is not called
+    compared: Any = object.__new__(type("Compared", (HfTrainerDeepSpeedConfig, HfDeepSpeedConfig), {}))
+    HfDeepSpeedConfig.__init__(compared, config)
+    compared.mismatches, compared._dtype = [], None
+    if by_launch:
+        plugin = object.__new__(DeepSpeedPlugin)
+        plugin.hf_ds_config, plugin.deepspeed_config, plugin.enable_msamp = compared, compared.config, False
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        plugin.set_mixed_precision("fp16" if given.fp16 else "bf16" if given.bf16 else launched)
+    compared.trainer_config_process(given)
+    if steps > 0 and "scheduler" in compared.config:
+        with contextlib.suppress(ValueError):  # which it raises where anything contradicts
+            compared.trainer_config_finalize(given, training.trainer.model, steps)
+    contradictions = {}
+    for line in compared.mismatches:  # "- ds KEY=VALUE vs hf NAME=VALUE"
+        key, name = line.removeprefix("- ds ").partition("=")[0], line.partition(" vs hf ")[2].rpartition("=")[0]
+        name = name.partition("|")[0]  # as in "bf16|bf16_full_eval"
+        contradictions[line.removeprefix("- ")] = (name if name in arguments else "", compared.get_value(key))
+    return contradictions
 
 
 def _no_dataset(dataset: Any, make: str, what: str) -> Finding:

@@ -8,11 +8,16 @@ real model can tell how long it speaks; what other models needed for such prompt
 Upstream: TRL #5697, PR #5759, #6263, #6369.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
+import torch
+
+from failurelab import rollouts
+from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
@@ -24,8 +29,13 @@ ROWS = 256
 PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told
 # Three models needed 248 to 315 tokens at the median for GSM8K, one 600 to 700 for DeepMath (TRL #6263, #5697).
 _SHORT, _QUESTION = 256, 80  # tokens of a completion, and characters of a question that is no mere sum
+# A model of at most so many parameters is asked itself, with room from so many tokens on: a limit under that is meant
+# for an answer of a word. It is given four times the room, and 512 tokens at most; most of its completions are 3 of 4.
+_SMALL, _ROOM, _MORE, _LONGEST, _MOSTLY = 20_000_000, 32, 4, 512, 0.75
+_ASKED, _TIMES = 4, 4  # prompts, and completions of each
 _REASONING = re.compile(
-    r"step[- ]by[- ]step|\breason(s|ing|ed)?\b|<think|<reasoning|\bthink(s|ing)?\b|show your work|\\boxed|\\frac|\\\(",
+    r"step[- ]by[- ]step|\breason(s|ing|ed)?\b|<think|<reasoning|\bthink(s|ing)?\b|show your work|\\boxed|\\frac|\\\(|"
+    r"pas [aà] pas|paso a paso|passo a passo|schritt für schritt|шаг за шагом|一步|逐步|推理|思考",
     re.IGNORECASE,
 )
 
@@ -104,9 +114,8 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
     ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
     uncut = getattr(training.trainer.args, "max_completion_length", None) == limit
     if training.small or not uncut or not ratios:
-        yield Finding.not_checked(
-            "F11", "how long the real model's completions are: only the real model tells (--real-model)"
-        )
+        unknown = "how long the real model's completions are: only the real model tells (--real-model)"
+        yield _drawn(training, rows, name, limit) or Finding.not_checked("F11", unknown)
         return
     share = sum(ratios) / len(ratios)
     shortest = min((record.get("completions/min_length", limit) for record in training.log), default=limit)
@@ -160,6 +169,44 @@ def _too_short(training: Training, rows: Sequence[dict[str, Any]], name: str, li
         "to 700 for DeepMath",
         "how long this model's completions are, only the real model tells (--real-model)",
         f"Set {name} to 1024 or more, and watch completions/clipped_ratio.",
+        part="max_completion_length",
+    )
+
+
+def _drawn(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:
+    """Return what a small model with its own weights says: none of its completions ends, and given more room most do.
+
+    None where that does not tell: a model that never ends may be untrained, or asked about what it was not taught.
+    """
+    model, tokenizer = training.trainer.model, tokenizer_of(training.trainer)
+    longer = min(_MORE * limit, _LONGEST)
+    if training.small or not _ROOM <= limit < longer or sum(each.numel() for each in model.parameters()) > _SMALL:
+        return None
+    ends = {tokenizer.eos_token_id, *(getattr(training.trainer, "eos_token_ids", None) or ())}
+    temperature = training.arguments.get("temperature") or 1.0
+    lengths: list[float] = []
+    with keep_random_state(), torch.no_grad(), rollouts.safe_generation(model):
+        torch.manual_seed(0)
+        for ids in prompt_ids(training.trainer, [row["prompt"] for row in rows[:_ASKED]]):
+            prompt = torch.tensor([ids] * _TIMES, device=model.device)  # (completions, prompt)
+            texts = model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=temperature,
+                max_new_tokens=longer, eos_token_id=sorted(ends), pad_token_id=min(ends),
+            )[:, len(ids) :].tolist()  # fmt: skip
+            lengths += [next((n for n, id in enumerate(text, 1) if id in ends), math.inf) for text in texts]
+    within, ended = (sum(length <= most for length in lengths) for most in (limit, longer))
+    said = f"of {len(lengths)} completions of this model {within} end within {name} {limit}"
+    if within >= _MOSTLY * len(lengths):
+        return Finding.held("F11", said, f"within 1 token {sum(length <= 1 for length in lengths)} would")
+    if within > (1 - CLIPPED) * len(lengths) or ended < _MOSTLY * len(lengths):
+        return None
+    needed = int(sorted(lengths)[math.ceil(_MOSTLY * len(lengths)) - 1]) + 1
+    return Finding(
+        "F11",
+        f"{said}, and {ended} within {longer}: it answers, and is cut before its end",
+        f"Set {name} to twice what most of them need, {2 * needed}.",
+        undo=Arguments({name: 2 * needed}) if name in training.arguments else None,
+        tried=f"{ended} of {len(lengths)} end within {longer}",
         part="max_completion_length",
     )
 

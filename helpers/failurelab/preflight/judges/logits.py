@@ -129,7 +129,7 @@ class LogitsJudge:
         return Finding.held(
             "F3b",
             "the known-answer probe gets the log-probabilities of the completion's tokens",
-            f"the nearest known mistake is {report.contrast:.2f} nats away",
+            f"with the nearest known mistake they would differ by {report.contrast:.2f}",
         )
 
 

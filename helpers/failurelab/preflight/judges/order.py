@@ -9,11 +9,13 @@ from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.evaluation import judge_evaluation, judge_resume
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
+from failurelab.preflight.judges.given import judge_deepspeed
 from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
 from failurelab.preflight.judges.optimizer import judge_optimizer
 from failurelab.preflight.judges.plan import judge_groups, judge_plan
+from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced import OverrideJudge
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
@@ -37,6 +39,7 @@ class TrainingJudge(Protocol):
 Judge = Callable[[Training], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
+    judge_deepspeed,
     judge_batch,
     judge_plan,
     judge_template,
@@ -51,6 +54,7 @@ DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, Rollou
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
     judge_rewards,
+    judge_preferences,
     judge_groups,
     judge_first_rewards,
     judge_lengths,

@@ -33,8 +33,8 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
     """Call the trainer's reward functions on made-up completions; tell what they can never reward."""
     functions = getattr(training.trainer, "reward_funcs", None)
     if not isinstance(functions, list) or not functions:
-        if any(getattr(training.trainer, name, None) is not None for name in ("reward_model", "judge")):
-            yield Finding.not_checked("F10", "rewards come from a reward model or a judge, which is not asked")
+        if getattr(training.trainer, "reward_model", None) is not None:
+            yield Finding.not_checked("F10", "rewards come from a reward model, which is not asked")
         return
     places = [
         n for n, function in enumerate(functions) if callable(function) and not isinstance(function, torch.nn.Module)

@@ -62,7 +62,7 @@ class RolloutJudge:
             return self._not_judged()
         error = Quantity("largest difference of a log-probability", report.error, "nats", report.rounding)
         if report.agrees:
-            evidence = f"tokens are drawn from the policy: {report.error:.1e} nats of difference at most"
+            evidence = f"tokens are drawn from the policy: log-probabilities differ by {report.error:.1e} at most"
             prompts = [rollout.prompt for rollout in report.rollouts]
             planted = controls.error_without_context(self._trainer.model, self._tokenizer, prompts, NEW_TOKENS)
             if planted <= report.rounding:
@@ -79,7 +79,7 @@ class RolloutJudge:
         return Finding(
             "F7",
             f"the completions that the trainer generates are not the policy's: log-probabilities are off by "
-            f"{report.mean_error:.2f} nats a token, {report.error:.2f} at most, where rounding gives "
+            f"{report.mean_error:.2f} a token on average, {report.error:.2f} at most, where rounding gives "
             f"{report.rounding:g} (gradient checkpointing {report.checkpointing}, "
             f"use_cache={report.use_cache}; figures of {self._training.model_name})",
             "trainer.generation_config.use_cache = False before training",

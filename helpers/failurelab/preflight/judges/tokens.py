@@ -27,13 +27,14 @@ from failurelab.rewards.references import is_conversation
 ROWS = 32
 _CHAT = re.compile(r"instruct|chat|zephyr|\bit\b|assistant", re.IGNORECASE)
 _TASK = re.compile(
-    r"(what|who|how|why|when|where|which|is|are|can|please|solve|compute|calculate|find|write|explain|give|name|list|"
-    r"translate|summari[sz]e|answer|add|multiply|count|describe|question)\b",
-    re.IGNORECASE,
+    r"^\W*(what|who|how|why|when|where|which|is|are|can|please|solve|compute|calculate|find|write|explain|give|name|list|"
+    r"translate|summari[sz]e|answer|add|multiply|count|describe|question|determine|evaluate|simplify|prove|classify|"
+    r"choose|you are|your task|respond|reply)\b",
+    re.IGNORECASE | re.MULTILINE,
 )
 _TURN = [{"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}]
 _COLLATED = ("input_ids", "attention_mask", "labels", "completion_mask", "assistant_masks", "token_type_ids")
-TOKENS = 64  # drawn from a real model, to see whether it ends
+TOKENS, LONGEST = 64, 256  # drawn from a real model, to see whether it ends; the second where none ends in the first
 
 
 def judge_template(training: Training) -> Iterator[Finding]:
@@ -63,14 +64,14 @@ def judge_template(training: Training) -> Iterator[Finding]:
     evidence = f"{plain} of {len(prompts)} prompts are plain text without the mark {mark!r} of the tokenizer's template"
     repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
     turn = _turn_end(tokenizer)
+    is_chat = turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)}
+    asked = None
     if not training.small:
         unmarked = [prompt for prompt in prompts if mark not in prompt][:4]
-        yield _ask_model(training, tokenizer, unmarked, evidence, repair)
-    elif (
-        turn is not None
-        and turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)}
-        and 2 * sum(map(_is_asked, prompts)) > len(prompts)
-    ):
+        asked = _ask_model(training, tokenizer, unmarked, evidence, repair)
+    if asked is not None:
+        yield asked
+    elif turn is not None and is_chat and 2 * sum(map(_is_asked, prompts)) > len(prompts):
         yield Finding.suspected(
             "F12",
             f"{evidence}; they ask or tell, and what ends a turn of the template, {_names(tokenizer, {turn})}, ends "
@@ -118,7 +119,7 @@ def _own_ends(model: Any) -> set[int]:
 def _is_asked(prompt: str) -> bool:
     """Return whether a text is a question or a task; one that ends in a cue, as `TL;DR:`, is to be gone on with."""
     text = prompt.strip()
-    return not text.endswith((":", "=")) and bool(text.endswith((".", "?", "!")) or _TASK.match(text))
+    return not text.endswith((":", "=")) and bool(text.endswith((".", "?", "!")) or _TASK.search(text))
 
 
 def _mark(tokenizer: Any) -> str:
@@ -127,22 +128,33 @@ def _mark(tokenizer: Any) -> str:
     return text.partition(_TURN[0]["content"])[0].replace(tokenizer.bos_token or "\0", "").strip().rpartition("\n")[2]
 
 
-def _ask_model(training: Training, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Finding:
-    """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so."""
+def _ask_model(
+    training: Training, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str
+) -> Finding | None:
+    """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so.
+
+    None where it ends neither way, not even within the tokens that a completion may have: then it does not tell.
+    """
     messages = ([{"role": "user", "content": text}] for text in prompts)
     chats = [tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) for message in messages]
     model = training.trainer.model
-    plain, templated = (_ended(model, tokenizer, texts) for texts in (prompts, chats))
-    counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {TOKENS} tokens, with it {templated}"
+    limit = min(training.arguments.get("max_completion_length") or TOKENS, LONGEST)
+    for tokens in dict.fromkeys((TOKENS, max(TOKENS, limit))):
+        plain, templated = (_ended(model, tokenizer, texts, tokens=tokens) for texts in (prompts, chats))
+        if plain or templated:
+            break
+    else:
+        return None
+    counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {tokens} tokens, with it {templated}"
     if templated > plain:
         return Finding("F12", counted, repair, tried=f"with the template {templated} of {len(prompts)} end")
-    if not plain or not training.real:  # a small model that was made for a test may end anything
-        return Finding.not_checked("F12", f"{counted}: too few ends to tell" if not plain else f"{counted}, not fewer")
+    if not training.real:  # a small model that was made for a test may end anything
+        return Finding.not_checked("F12", f"{counted}, not fewer")
     kept = _ended(model, tokenizer, prompts, may_end=False)
     return Finding.held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
 
 
-def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True) -> int:
+def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True, tokens: int = TOKENS) -> int:
     """Return how many greedy completions end; with `may_end=False` the model is kept from it, as a control."""
     ends, count = _own_ends(model) | {tokenizer.eos_token_id}, 0
     with keep_modes(model), torch.no_grad():
@@ -153,7 +165,7 @@ def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = Tru
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                max_new_tokens=TOKENS,
+                max_new_tokens=tokens,
                 eos_token_id=sorted(ends),
                 pad_token_id=min(ends),
                 suppress_tokens=None if may_end else sorted(ends),

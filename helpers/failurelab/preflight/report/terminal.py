@@ -92,7 +92,9 @@ def _accusation(finding: Finding, width: int, language: str, brief: bool = False
     if finding.repair:
         lines += _wrap(say("repair (tried): {}" if edited and not suspected else "repair: {}", finding.repair), width)
     lines += [f"         {line}" for line in finding.diff.splitlines()]
-    return lines + (_wrap(say("why: {}", f"notebooks/{finding.notebook}.ipynb"), width) if finding.notebook else [])
+    page = f"docs/{'zh/' * (language == 'zh')}symptoms.md#{finding.failure.lower()}" * bool(named)
+    more = ", ".join(filter(None, (finding.notebook and f"notebooks/{finding.notebook}.ipynb", page)))
+    return lines + (_wrap(say("why: {}", more), width) if more else [])
 
 
 def _place(place: Location, say: Callable[..., str]) -> str:

@@ -7,26 +7,37 @@ ends the run, and is told with its rank.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.script_text import location, read_source
+from failurelab.preflight.stage.cuts import ALWAYS_AS_GIVEN
 from failurelab.preflight.stage.own_code import OwnCode
 
 _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length too
 
 
 @contextlib.contextmanager
-def errors_noted(trainer: Any, own: OwnCode, given: Sequence[Any] = ()) -> Iterator[list[Finding]]:
+def errors_noted(
+    trainer: Any, own: OwnCode, given: Sequence[Any] = (), asked: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[list[Finding]]:
     """Inside, what the script's callbacks raise becomes a finding; each callback's event is told once.
 
-    Its callbacks are those of its own code, and those of a library that it gives: `EarlyStoppingCallback` asserts
-    arguments that the cut sets otherwise. A `log` of its trainer's own reads numbers that a cut run has not.
+    Its callbacks are those of its own code, and those of a library that it gives. What a library's reads of the
+    arguments is what the script has `asked` for: `EarlyStoppingCallback` asserts some of them before the training. A
+    `log` of the trainer's own reads numbers that a cut run has not.
     """
     findings: dict[str, Finding] = {}
+    as_given = object.__new__(type(trainer.args))
+    vars(as_given).update(vars(trainer.args) | {name: asked[name] for name in ALWAYS_AS_GIVEN if name in asked})
 
     def called(method: Callable[..., Any], name: str, *args: Any, **more: Any) -> Any:
+        library = not own.holds(getattr(getattr(method, "__code__", None), "co_filename", "<"))
+        if library and args and args[0] is trainer.args:
+            args = (as_given, *args[1:])
+        begins = library and name.endswith(".on_train_begin")  # nothing is trained then that a cut could change
         try:
             return method(*args, **more)
         except Exception as error:
@@ -38,9 +49,10 @@ def errors_noted(trainer: Any, own: OwnCode, given: Sequence[Any] = ()) -> Itera
                 trace = trace.tb_next
             where = f"{f' ({place})' if place else ''}, at step {trainer.state.global_step} of the cut"
             said = f"{name} raises {type(error).__name__}: {error}{where}"
-            if isinstance(error, _ANYWHERE):
+            if isinstance(error, _ANYWHERE) or (begins and isinstance(error, AssertionError)):
                 why = "the training was judged without this call, so nothing undid it"
-                finding = Finding.suspected("callback", said, why, "Mend that line.", part=name, place=place, ends=True)
+                repair = "Give it the arguments that it asks for, or leave it out." if begins else "Mend that line."
+                finding = Finding.suspected("callback", said, why, repair, part=name, place=place, ends=True)
             else:
                 finding = Finding.not_checked("callback", f"{said}; whether at full length too is not known", part=name)
             findings.setdefault(name, finding)

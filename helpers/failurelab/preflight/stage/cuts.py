@@ -13,8 +13,9 @@ import dataclasses
 import enum
 import functools
 import importlib.metadata
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -96,7 +97,7 @@ _IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
 _FOLDERS = ("output_dir", "logging_dir", "run_name")  # that the script may write to: those of this run
-_ALWAYS_AS_GIVEN = {  # also while it trains, for callbacks: no step is made of these
+ALWAYS_AS_GIVEN = {  # also while it trains, for callbacks: no step is made of these
     "logging_steps", "logging_strategy", "max_steps", "total_episodes", "save_strategy", "eval_strategy",
     "evaluation_strategy", "load_best_model_at_end", "resume_from_checkpoint", "disable_tqdm", "optim",
 }  # fmt: skip
@@ -170,6 +171,7 @@ class CutArguments:
         self._rounds: dict[int, tuple[int, int]] = {}  # completions of a round, and its passes, as they were made
         self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: uncut, cut, as made
+        self._refused: dict[int, tuple[str, dict[str, Any]]] = {}  # by id: what transformers says, and what undoes it
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
@@ -184,7 +186,7 @@ class CutArguments:
             if name not in _READ or self._own is None or not self._own.asks(through=_PASS_ON, through_here=False):
                 return value
             uncut, cut, _ = self._of(arguments, ({}, {}, {}))
-            shown = cut.keys() & (_ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
+            shown = cut.keys() & (ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
             if name == "__dict__":  # as vars() asks for it
                 known = {key: value[key] for key in shown if _is_cut(key, value[key], cut)}
                 return _Values(value, {key: self._as_made(uncut, key, each) for key, each in known.items()})
@@ -217,8 +219,11 @@ class CutArguments:
             self._known.append((arguments, arguments))
             self._kept.append((uncut, cut, values))
             self._note(arguments)
+            before = dict(get(arguments, "__dict__"))
             original(arguments)
             values.update(_values(arguments))
+            if refused := _refusal(type(arguments), before, uncut, original):
+                self._refused[id(arguments)] = refused
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch.object(TrainingArguments, "__post_init__", post_init))
@@ -304,6 +309,13 @@ class CutArguments:
         late = {name: getattr(arguments, name) for name in cut if name not in _DERIVED}
         return uncut | {name: value for name, value in late.items() if value != cut[name]}
 
+    def refused(self, arguments: Any) -> tuple[str, dict[str, Any]]:
+        """Return what transformers says of arguments that it does not take as they were given, and what undoes it.
+
+        Empty where it takes them. They are those of evaluation, saving and loading, which are cut here.
+        """
+        return self._refused.get(id(self.origin(arguments)), ("", {}))
+
     def last_uncut(self) -> dict[str, Any]:
         """Return the arguments that were made last, as the script asked for them; empty if there are none."""
         return self._kept[-1][0] if self._kept else {}
@@ -332,6 +344,8 @@ class CutArguments:
         for name, limit in _AT_MOST.items():
             if isinstance(uncut.get(name), int):
                 cut[name] = min(uncut[name], limit)
+        if uncut.get("load_best_model_at_end") and uncut.get("metric_for_best_model") is None:
+            cut["metric_for_best_model"] = "loss"  # which transformers makes of it, and callbacks read
         cut["per_device_train_batch_size"] = PROMPTS
         if "rloo_k" in uncut:
             cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
@@ -360,6 +374,37 @@ _ALL_CUT = {
     "optim",
 } - {*_FOLDERS}  # fmt: skip
 _READ = {*_ALL_CUT, "__dict__"}
+
+# Which transformers compares with one another while arguments are made, and which are cut before that.
+_COMPARED = (
+    "load_best_model_at_end", "eval_strategy", "evaluation_strategy", "save_strategy", "dataloader_prefetch_factor",
+    "dataloader_num_workers", "logging_steps", "logging_strategy",
+)  # fmt: skip
+
+
+def _refusal(
+    kind: type, before: dict[str, Any], uncut: dict[str, Any], original: Callable[..., None]
+) -> tuple[str, dict[str, Any]] | None:
+    """Return why transformers refuses what the script gave, and the argument without which it does not; else None."""
+
+    def said(names: Iterable[str]) -> str:
+        probe: Any = object.__new__(kind)
+        vars(probe).update(before | {name: uncut[name] for name in names})
+        try:
+            original(probe)
+        except ValueError as error:
+            return " ".join(str(error).split())
+        except Exception:  # of what is not here, such as an accelerator
+            return ""
+        return ""
+
+    names = [name for name in _COMPARED if name in before]
+    refused = said(names)
+    if not refused:
+        return None
+    healing = (name for name in names if not said(other for other in names if other != name))
+    return refused, {name: before[name] for name in itertools.islice(healing, 1)}
+
 
 _BATCH = (
     "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",
