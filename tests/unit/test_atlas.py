@@ -56,6 +56,29 @@ def test_a_stack_is_found_by_both_releases(table):
     assert atlas.find({"transformers": "4.53.2"}) is None
 
 
+def test_another_patch_release_of_transformers_is_near_enough(table):
+    near, far = ({"trl": "0.19.1", "transformers": version} for version in ("4.53.9.dev0", "4.52.4"))
+    assert atlas.find(near).versions["transformers"] == "4.53.2"
+    assert atlas.find(far) is None and atlas.cite(far) == ""
+
+
+def test_what_was_measured_and_what_an_upgrade_changes_is_one_line(table):
+    line = atlas.cite({"trl": "0.19.1", "transformers": "4.53.2"})
+    assert line == "trl 0.19.1, transformers 4.53.2, as measured: F1; an upgrade to 1.16.0 brings F2"
+    assert "upgrade" not in atlas.cite({"trl": "1.16.0", "transformers": "4.53.2"})
+
+
+def test_a_table_of_the_releases_that_have_a_failure(table):
+    """Set-ups are columns, and releases that were found alike are one row; what nothing was found of is left out."""
+    columns, rows = atlas.table(["F1"])
+    assert columns == ["trl", "goes", "comes", "stays"]
+    assert rows == [["0.19.1", "silent", "no failure", "silent"], ["1.16.0", "no failure", "loud", "silent"]]
+    assert atlas.table(["stays", "unknown"])[1][0] == ["0.19.1", "silent", "not measured"]
+    assert atlas.table(["stays"])[1] == [["0.19.1 to 1.16.0", "silent"]]
+    with pytest.raises(atlas.UnknownRelease, match="no set-up"):
+        atlas.table(["F99"])
+
+
 @pytest.mark.parametrize(("asked", "words"), [("0.19.0", "one of 0.19.1"), ("seven", "is no version")])
 def test_a_release_that_was_not_measured_is_said(asked, words, table):
     with pytest.raises(atlas.UnknownRelease, match=words) as raised:
