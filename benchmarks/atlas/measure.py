@@ -153,6 +153,7 @@ def _ask_all(python: str, probes: list[Record]) -> Record:
     records = []
     with tempfile.TemporaryDirectory(prefix="atlas-", ignore_cleanup_errors=True) as name:
         folder, defaults = pathlib.Path(name), pathlib.Path(name, "defaults.json")
+        variables["ATLAS_BFLOAT16"] = str(_as_bfloat16(ROOT / "models" / "tiny-qwen2", folder / "tiny-bfloat16"))
         with Session(folder, python, variables, spec, LIMIT, lambda stage: None).open() as session:
             session.spec["arguments"] = ["--defaults", str(defaults)]
             session.run(Change())
@@ -168,6 +169,18 @@ def _ask_all(python: str, probes: list[Record]) -> Record:
                     said = {"state": NOT_MEASURED, "said": str(error)}
                 records.append({"id": probe["id"], **said, "seconds": round(time.monotonic() - started, 1)})
         return {"defaults": json.loads(defaults.read_text()) if defaults.exists() else {}, "probes": records}
+
+
+def _as_bfloat16(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Return a folder with a model's checkpoint in bfloat16, as most released models have theirs."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    weights = folder / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    return folder
 
 
 def _ask(session: Session, probe: Record, answers: dict[tuple[str, int], Answer]) -> Record:
@@ -215,7 +228,9 @@ def judge_rollouts(figures: list[list[Record]]) -> Record:
     gaps = [entry["gap"] for entry in figures[0]]
     if not gaps:
         return {"state": NOT_THERE, "said": "rollout_func is taken, and not called without vLLM"}
-    said = f"the engine is {gaps[-1]:.2g} nats a token from the policy at its call {len(gaps)}, and {gaps[0]:.2g} at its first"
+    said = (
+        f"engine and policy are {gaps[-1]:.2g} nats a token apart at call {len(gaps)}, and {gaps[0]:.2g} at the first"
+    )
     return {"state": SILENT, "failure": "F16", "said": said} if gaps[-1] > _FAR else {"state": NONE, "said": said}
 
 

@@ -1,4 +1,4 @@
-"""One small training, as a person's script has it, which `failurelab preflight` judges in every release: see measure.py.
+"""One small training, as a person's script has it, which preflight judges in every release: see measure.py.
 
 What a release does not have ends it with the words NOT THERE. What preflight does not judge is measured here: `--says`.
 """
@@ -76,11 +76,13 @@ config_class = getattr(trl, f"{asked.trainer}Config", None)
 trainer_class = getattr(trl, f"{asked.trainer}Trainer", None)
 if config_class is None or trainer_class is None:
     not_there(f"{asked.trainer}Trainer")
-fields = {field.name for field in dataclasses.fields(config_class)}
+fields = {field.name: field.default for field in dataclasses.fields(config_class)}
 settings = {name: value(text) for name, _, text in (word.partition("=") for word in asked.settings)}
-for name in settings:
+for name, given in settings.items():
     if name not in fields:
         not_there(f"{name} in {config_class.__name__}")
+    if isinstance(fields[name], bool) and isinstance(given, str):  # a later release's, which this one takes for true
+        not_there(f"{name}={given} in {config_class.__name__}")
 sizes = SIZES[asked.trainer]
 if asked.trainer == "RLOO" and "num_generations" not in fields:
     not_there("RLOOTrainer with reward functions")
@@ -96,7 +98,7 @@ args = config_class(**(usual | sizes | CHECKPOINTING[asked.checkpointing] | sett
 
 tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
 if asked.model == "name":
-    model = MODEL
+    model = os.environ["ATLAS_BFLOAT16"]
 else:
     dtype = torch.bfloat16 if "bfloat16" in asked.model else torch.float32
     model = AutoModelForCausalLM.from_pretrained(MODEL, torch_dtype=dtype)
