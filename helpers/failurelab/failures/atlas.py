@@ -4,8 +4,10 @@
 install on the day of a release. A cell is a `Setup` in a stack (`Column`); nothing is read in source texts.
 """
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +16,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from failurelab.errors import FailureLabError
-from failurelab.failures.loader import release
+from failurelab.failures.loader import PACKAGES, release
 
 FILE = pathlib.Path(__file__).with_name("atlas.json")
 LOUD, SILENT, NONE, NOT_THERE = "loud", "silent", "no failure", "not there"
@@ -107,12 +109,13 @@ def newest() -> Column:
     return [column for column in read()[1] if column.name.startswith("trl-")][-1]
 
 
-def cite(versions: Mapping[str, str]) -> str:
-    """Return in one line what was measured with these versions (package to version), and what an upgrade changes.
+def cite(versions: Mapping[str, str] | None = None) -> str:
+    """Return in one line what was measured with these versions, and what an upgrade changes; empty where nothing was.
 
-    Empty where they were not measured.
+    Args:
+        versions: package to version; None for those of this Python.
     """
-    column = find(versions)
+    column = find(_installed() if versions is None else versions)
     if column is None:
         return ""
     had, after = column.had(), newest().had()
@@ -122,6 +125,14 @@ def cite(versions: Mapping[str, str]) -> str:
     changes = {"heals": had.keys() - after.keys(), "brings": after.keys() - had.keys()}
     told = [f"{verb} {_in_order(ids)}" for verb, ids in changes.items() if ids] or ["changes none of these"]
     return f"{line}; an upgrade to {newest().versions['trl']} {' and '.join(told)}"
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _in_order(ids: Iterable[str]) -> str:
