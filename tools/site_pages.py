@@ -35,7 +35,7 @@ CONTENTS = {
         *("ci", "offline", "class_server", "security", "faults"),
     ],
     "Teach": ["teaching"],
-    "中文": ["zh/README", "zh/preflight", "zh/symptoms", "zh/advice"],
+    "中文": ["zh/README", "zh/preflight", "zh/symptoms", "zh/atlas", "zh/advice"],
     "About": [
         *("architecture", "release", "upstream/README", "upstream/qlora_bfloat16", "upstream/reentrant_comes_back"),
         *("upstream/online_dpo_logits", "upstream/online_dpo_dtype", "upstream/online_dpo_accumulation"),

@@ -1,12 +1,14 @@
 """The atlas: every failure in every release of trl and transformers, measured: `make atlas`.
 
-    python benchmarks/atlas/measure.py [--only new|NAME,...] [--jobs N] [--out evidence/atlas]
+    python benchmarks/atlas/measure.py [--only new|NAME,...] [--probes TEXT ...] [--jobs N] [--out evidence/atlas]
 
 For each stack (`stacks`) an environment is made with uv as people could make it on its day, all probes (`probes.toml`)
 are run in it by one process that has its libraries and forks, and the environment is removed. What came out is one file
 a stack: what each field of the configurations is by default, and for each probe whether the failure was there, loud or
-silent, with what was measured. A stack that cannot be installed, and a probe that cannot run, are recorded as that.
-What is measured is not measured again, so that Ctrl-C loses one stack at most; `--again` measures it all the same.
+silent, with what was measured. A stack that no installer can make, and a probe that cannot run, are recorded as that.
+What is measured is not measured again, so that Ctrl-C loses one stack at most, and a new probe costs each stack that
+probe alone; `--again` measures all the same. What failed for want of a network or of space is told, and tried again by
+the next run.
 
 It needs a package index and 3 GB of disk.
 """
@@ -15,6 +17,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import datetime
+import errno
 import json
 import os
 import pathlib
@@ -25,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import stacks
@@ -46,6 +49,9 @@ ENVIRONMENTS = ROOT / ".atlas"
 NEEDED = 4 * 2**30  # free bytes: two environments, most of which are links into uv's cache
 BESIDE = ("peft", "accelerate", "datasets", "hypothesis", "packaging", "psutil")
 LIMIT = 900.0  # seconds in which a stack runs all its probes
+_NO_FIT = re.compile(r"No solution found|[Nn]o version of|unsatisfiable|Failed to build")  # what uv says of releases
+_GROWTH = 0.5  # of the logits' size in float32: what a longer prompt adds at least, if its rows are made
+_FAR = 0.02  # nats a token between the engine and the policy, which rounding does not reach
 Record = dict[str, Any]
 
 
@@ -53,18 +59,39 @@ def read_probes(path: pathlib.Path = HERE / "probes.toml") -> list[Record]:
     """Return the probes: id, failures, what is run, and the arguments of probe.py."""
     read = read_toml(path)
     probes = list(read["probe"])
-    for settings in (settings for table in read["option"] for settings in table["settings"]):
-        what = f"GRPOTrainer's step beside its definition: {settings}"
-        probes.append(
-            {
-                "id": f"step {settings}",
+    for table in read["option"]:
+        for settings in table["settings"]:
+            processes = int(table.get("processes", 1))
+            beside = f", {processes} processes" * (processes > 1)
+            step = {
+                "id": f"step {settings or 'as it comes'}{beside}",
                 "failure": ["F15", "F20", "F21"],
-                "what": what,
+                "what": f"GRPOTrainer's step beside its definition{beside}: {settings or 'options as they come'}",
                 "arguments": settings,
-                "only_trl": True,
             }
-        )
+            probes.append(step | {"only_trl": table["only_trl"], "processes": processes})
     return probes
+
+
+def lacking(stack: Stack, out: pathlib.Path, texts: Sequence[str] = (), again: bool = False) -> list[Record]:
+    """Return the probes that a stack's evidence lacks; with texts, or `again`, also those that it has.
+
+    Args:
+        stack: whose evidence it is.
+        out: the folder of all evidence.
+        texts: only probes whose id holds one of these; all where there is none.
+        again: also what is measured already.
+    """
+    path = out / f"{stack.name}.json"
+    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    measured = {probe["id"] for probe in record.get("probes", ())}
+    probes = [probe for probe in read_probes() if stack.name.startswith("trl-") or not probe.get("only_trl")]
+    if texts:
+        return [probe for probe in probes if any(text in probe["id"] for text in texts)]
+    if again:
+        return probes
+    cannot = "could_not_be_installed" in record
+    return [] if cannot else [probe for probe in probes if probe["id"] not in measured]
 
 
 def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
@@ -78,7 +105,9 @@ def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
             "seconds_to_install": round(time.monotonic() - started, 1),
         }
         record |= _ask_all(str(python), probes)
-    except FailureLabError as error:
+    except NotInstalled as error:
+        if not _NO_FIT.search(str(error)):
+            raise
         record["could_not_be_installed"] = str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,6 +137,8 @@ def _install(stack: Stack, folder: pathlib.Path) -> pathlib.Path:
 class NotInstalled(FailureLabError):
     """A stack cannot be made; the message is the installer's."""
 
+    exit_status = 3
+
 
 def _torch() -> str:
     lines = (ROOT / "eras" / "torch.txt").read_text().splitlines()
@@ -118,29 +149,105 @@ def _ask_all(python: str, probes: list[Record]) -> Record:
     spec = {"script": str(HERE / "probe.py"), "folder": str(HERE), "module": "", "arguments": [], "steps": 3}
     spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
     variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1"}
+    variables |= {"PYTHONPATH": str(ROOT / "helpers")}
     records = []
     with tempfile.TemporaryDirectory(prefix="atlas-", ignore_cleanup_errors=True) as name:
         folder, defaults = pathlib.Path(name), pathlib.Path(name, "defaults.json")
+        variables["ATLAS_BFLOAT16"] = str(_as_bfloat16(ROOT / "models" / "tiny-qwen2", folder / "tiny-bfloat16"))
         with Session(folder, python, variables, spec, LIMIT, lambda stage: None).open() as session:
             session.spec["arguments"] = ["--defaults", str(defaults)]
             session.run(Change())
+            answers: dict[
+                tuple[str, int], Answer
+            ] = {}  # of probes that are the same training, judged for another failure
             for probe in probes:
-                session.spec["arguments"] = probe["arguments"].split()
+                session.count = session.spec["world_size"] = probe.get("processes", 1)
                 started = time.monotonic()
                 try:
-                    said = judge(session.run(Change()), probe["failure"])
+                    said = _ask(session, probe, answers)
                 except TimeIsOver as error:
                     said = {"state": NOT_MEASURED, "said": str(error)}
                 records.append({"id": probe["id"], **said, "seconds": round(time.monotonic() - started, 1)})
         return {"defaults": json.loads(defaults.read_text()) if defaults.exists() else {}, "probes": records}
 
 
-def judge(answer: Answer, failures: list[str]) -> Record:
-    """Return the state of a probe by what preflight answered, and what it measured."""
+def _as_bfloat16(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Return a folder with a model's checkpoint in bfloat16, as most released models have theirs."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    weights = folder / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    return folder
+
+
+def _ask(session: Session, probe: Record, answers: dict[tuple[str, int], Answer]) -> Record:
+    """Run a probe; one that measures by itself is run for each of its `runs`, and all that it wrote is judged."""
+    arguments, key = probe["arguments"].split(), (probe["arguments"], session.count)
+    if "measures" not in probe:
+        session.spec["arguments"] = arguments
+        if key not in answers:
+            answers[key] = session.run(Change())
+        return judge(answers[key], probe["failure"], probe.get("refused", ""))
+    figures = []
+    for number, more in enumerate(probe["runs"]):
+        says = session.folder / f"{probe['measures']}-{number}.jsonl"
+        says.unlink(missing_ok=True)
+        session.spec["arguments"] = [*arguments, *more.split(), "--measure", probe["measures"], "--says", str(says)]
+        answer = session.run(Change())
+        if not says.exists() and answer.error:
+            return judge(answer, probe["failure"])
+        figures.append([json.loads(line) for line in says.read_text().splitlines()] if says.exists() else [])
+    return {"memory": judge_memory, "rollouts": judge_rollouts}[probe["measures"]](figures)
+
+
+def judge_memory(figures: list[list[Record]]) -> Record:
+    """Return whether the peak of a training pass grows with the prompt, from two runs that differ in its length alone.
+
+    What grows by less than half of the prompts' rows of logits is what the layers keep.
+    """
+    if not all(figures):
+        return {"state": NOT_MEASURED, "said": "no training pass was made"}
+    short, long = (run[0] for run in figures)
+    logits = short["rows"] * (long["tokens"] - short["tokens"]) * short["vocabulary"] * 4
+    said = (
+        f"peak of a training pass {short['peak'] / 2**20:.0f} MiB with {short['tokens']} tokens and "
+        f"{long['peak'] / 2**20:.0f} MiB with {long['tokens']}, {short['rows']} rows of which 4 tokens are completion, "
+        f"{short['vocabulary']} entries: the logits of what is more would be {logits / 2**20:.0f} MiB"
+    )
+    grown = long["peak"] - short["peak"]
+    return (
+        {"state": SILENT, "failure": "F3a", "said": said} if grown > _GROWTH * logits else {"state": NONE, "said": said}
+    )
+
+
+def judge_rollouts(figures: list[list[Record]]) -> Record:
+    """Return whether an engine that a rollout function asks is left with the weights of the start."""
+    gaps = [entry["gap"] for entry in figures[0]]
+    if not gaps:
+        return {"state": NOT_THERE, "said": "rollout_func is taken, and not called without vLLM"}
+    said = (
+        f"engine and policy are {gaps[-1]:.2g} nats a token apart at call {len(gaps)}, and {gaps[0]:.2g} at the first"
+    )
+    return {"state": SILENT, "failure": "F16", "said": said} if gaps[-1] > _FAR else {"state": NONE, "said": said}
+
+
+def judge(answer: Answer, failures: list[str], refused: str = "") -> Record:
+    """Return the state of a probe by what preflight answered, and what it measured.
+
+    Args:
+        answer: preflight's.
+        failures: ids, of which any counts.
+        refused: a pattern of the error with which a release refuses the set-up, where that is no failure.
+    """
     if "NOT THERE" in answer.error:
         return {"state": NOT_THERE, "said": answer.error.partition("NOT THERE: ")[2].split(" Next")[0]}
     if unknown := re.search(r"Unknown loss type: \w+", answer.error):  # as trl says it, in the first step
         return {"state": NOT_THERE, "said": unknown[0]}
+    if refused and re.search(refused, answer.error):
+        return {"state": NOT_THERE, "said": f"refused: {answer.error}"}
     concerned = [finding for finding in answer.findings if finding.failure in failures]
     if accused := [finding for finding in concerned if finding.accuses]:
         first = accused[0]
@@ -153,11 +260,6 @@ def judge(answer: Answer, failures: list[str]) -> Record:
         return {"state": COULD_NOT_RUN, "said": answer.error}
     whys = [finding.why for finding in concerned if finding.why]
     return {"state": NOT_MEASURED, "said": (whys or ["preflight says nothing of it"])[0]}
-
-
-def left_to_measure(chosen: list[Stack], out: pathlib.Path, again: bool) -> list[Stack]:
-    """Return the stacks that have no evidence yet, or all of them."""
-    return [stack for stack in chosen if again or not (out / f"{stack.name}.json").exists()]
 
 
 def write(record: Record, out: pathlib.Path) -> None:
@@ -187,13 +289,13 @@ def _environments() -> Iterator[pathlib.Path]:
 
 
 def main() -> int:
-    """Measure what is asked for; return 1 if a stack could not be measured."""
+    """Measure what is asked for; return 1 if a stack was not measured, for another reason than its releases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--only", default="new", help="names of stacks, with commas; without, all that are not measured"
     )
     parser.add_argument(
-        "--probes", default="", help="only probes whose id holds this text; what is known of others is kept"
+        "--probes", nargs="*", default=[], metavar="TEXT", help="only probes whose id holds one of these, also again"
     )
     parser.add_argument("--one", default="", metavar="NAME", help="measure this stack, in this process")
     parser.add_argument("--again", action="store_true", help="measure what is measured already, too")
@@ -215,10 +317,19 @@ def main() -> int:
             )
         if options.one:
             return _measure_one(_named(every, [options.one])[0], options)
-        return _measure_all(left_to_measure(chosen, options.out, options.again or options.only != "new"), options)
+        left = [stack for stack in chosen if lacking(stack, options.out, options.probes, options.again)]
+        return _measure_all(left, options)
     except FailureLabError as error:
         print(error, file=sys.stderr)
         return error.exit_status
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(
+            f"no space is left on the disk ({error.filename}). Next: free some; the same command goes on",
+            file=sys.stderr,
+        )
+        return NoSpace.exit_status
     except KeyboardInterrupt:
         print("interrupted: what was measured is kept. Next: the same command goes on", file=sys.stderr)
         return 130
@@ -231,18 +342,18 @@ class NoSpace(FailureLabError):
 
 
 def _measure_one(stack: Stack, options: argparse.Namespace) -> int:
-    probes = [probe for probe in read_probes() if options.probes in probe["id"]]
-    if "trl" not in stack.name:
-        probes = [probe for probe in probes if not probe.get("only_trl")]
+    probes = lacking(stack, options.out, options.probes, options.again)
     with _environments() as folder:
         record = measure(stack, probes, folder / stack.name)
     path = options.out / f"{stack.name}.json"
-    if options.probes and path.exists() and "probes" in record:
-        print("\n".join(f"  {probe['id']}: {probe['state']}. {probe['said'][:160]}" for probe in record["probes"]))
+    if path.exists() and "probes" in record:
+        if options.probes:
+            print("\n".join(f"  {probe['id']}: {probe['state']}. {probe['said'][:160]}" for probe in record["probes"]))
         before = json.loads(path.read_text(encoding="utf-8"))
-        record |= {"probes": _together(before.get("probes", []), record["probes"])}
+        record["probes"] = _together(before.get("probes", []), record["probes"])
+        record["seconds"] = round(record["seconds"] + before.get("seconds", 0) * ("probes" in before), 1)
     write(record, options.out)
-    return int("probes" not in record)
+    return 0
 
 
 def _together(before: list[Record], now: list[Record]) -> list[Record]:
@@ -268,23 +379,37 @@ def _measure_all(left: list[Stack], options: argparse.Namespace) -> int:
     """Measure stacks in processes of their own, some at a time; on Ctrl-C these are ended, and clear up."""
     missing, started = 0, time.monotonic()
     running: set[subprocess.Popen] = set()
+    again = ["--again"] * options.again
 
-    def measure_one(stack: Stack) -> None:
-        line = [sys.executable, __file__, "--one", stack.name, "--out", str(options.out), "--probes", options.probes]
-        with subprocess.Popen(line, start_new_session=True) as process:  # or Ctrl-C would reach it as well
+    def measure_one(stack: Stack) -> str:
+        """Return why it was not measured; empty where it was."""
+        line = [
+            sys.executable,
+            __file__,
+            "--one",
+            stack.name,
+            "--out",
+            str(options.out),
+            *again,
+            "--probes",
+            *options.probes,
+        ]
+        # a session of its own, or Ctrl-C would reach it as well
+        with subprocess.Popen(line, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
             running.add(process)
+            said = process.communicate()[1].strip()
         running.discard(process)
+        return (said or "its process ended without a word").splitlines()[-1] if process.returncode else ""
 
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         tasks = {pool.submit(measure_one, stack): stack for stack in left}
         try:
             for count, done in enumerate(concurrent.futures.as_completed(tasks), 1):
-                done.result()
-                path = options.out / f"{tasks[done].name}.json"
-                record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-                missing += "probes" not in record
+                name, why = tasks[done].name, done.result()
+                missing += bool(why)
                 took = datetime.timedelta(seconds=round(time.monotonic() - started))
-                print(f"{count} of {len(left)}, after {took}: {_in_words(tasks[done].name, record)}", flush=True)
+                told = f"{name} was not measured: {why[:300]}" if why else _in_words(options.out / f"{name}.json")
+                print(f"{count} of {len(left)}, after {took}: {told}", flush=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
@@ -293,14 +418,13 @@ def _measure_all(left: list[Stack], options: argparse.Namespace) -> int:
     return int(missing > 0)
 
 
-def _in_words(name: str, record: Record) -> str:
+def _in_words(path: pathlib.Path) -> str:
+    record = json.loads(path.read_text(encoding="utf-8"))
     if "probes" not in record:
-        return (
-            f"{name} was not measured: {record.get('could_not_be_installed', 'its process ended without a word')[:160]}"
-        )
+        return f"{path.stem} cannot be installed: {record['could_not_be_installed'][:160]}"
     counts = {state: sum(probe["state"] == state for probe in record["probes"]) for state in STATES}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{name}, {record['seconds']:.0f} s: {said}"
+    return f"{path.stem}, {record['seconds']:.0f} s: {said}"
 
 
 if __name__ == "__main__":

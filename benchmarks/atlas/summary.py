@@ -5,6 +5,7 @@
 The table, `failurelab/failures/atlas.json`, has states alone; what was measured in a cell stands in evidence/atlas.
 """
 
+import html
 import json
 import pathlib
 import sys
@@ -13,11 +14,12 @@ from typing import Any
 import measure
 from packaging.version import Version
 
+from failurelab import failures
 from failurelab.failures import atlas
 
 ROOT = measure.ROOT
 PICTURE = ROOT / "evidence" / "atlas.svg"
-PAGE = ROOT / "docs" / "atlas.md"
+PAGES = {"en": ROOT / "docs" / "atlas.md", "zh": ROOT / "docs" / "zh" / "atlas.md"}
 COLOURS = {
     atlas.NONE: "#d9efe0",
     atlas.SILENT: "#c0392b",
@@ -63,87 +65,171 @@ def write_table(table: dict[str, Any]) -> None:
     atlas.FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
-def draw(rows: list[atlas.Setup], columns: list[atlas.Column]) -> None:
-    """Draw the heat map: releases of trl from left to right, set-ups from top to bottom."""
-    import matplotlib
+CELL, LEFT, TOP = 9, 430, 52  # pixels: of a cell, beside all and above all of them
 
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch, Rectangle
 
-    matplotlib.rcParams["svg.hashsalt"] = "atlas"
-    shown = [column for column in columns if column.name.startswith("trl-")]
-    figure, axes = plt.subplots(figsize=(4.5 + 0.19 * len(shown), 1.6 + 0.2 * len(rows)))
-    for x, column in enumerate(shown):
+def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
+    """Return the heat map as SVG: releases of trl from left to right, set-ups from top to bottom.
+
+    Where it is opened by itself, a column leads to its evidence, and a cell with a failure tells what was measured.
+    """
+    shown = _of_trl(records)
+    width, height = LEFT + CELL * len(shown) + 10, TOP + CELL * len(rows) + 30
+    colours = "".join(f".c{number}{{fill:{colour}}}" for number, colour in enumerate(COLOURS.values()))
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        'font-size="8">',
+        f"<style>rect{{stroke:#b0b0b0;stroke-width:.4}}{colours}</style>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+    ]
+    for y, row in enumerate(rows):
+        lines.append(f'<text x="{LEFT - 4}" y="{TOP + CELL * y + 7}" text-anchor="end">{html.escape(row.id)}</text>')
+    states = list(COLOURS)
+    for x, record in enumerate(shown):
+        release, at = record["pinned"]["trl"], LEFT + CELL * x
+        lines.append(f'<text transform="translate({at + 7} {TOP - 4}) rotate(-90)">{release}</text>')
+        lines.append(f'<a href="atlas/{record["stack"]}.json">')
+        cells = {probe["id"]: probe for probe in record["probes"]}
         for y, row in enumerate(rows):
-            state = column.states.get(row.id, (atlas.NOT_MEASURED, ""))[0]
-            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=COLOURS[state], edgecolor="#b0b0b0", linewidth=0.4))
-    axes.set(xlim=(0, len(shown)), ylim=(len(rows), 0))
-    axes.set_xticks([x + 0.5 for x in range(len(shown))], [column.versions["trl"] for column in shown], rotation=90)
-    axes.set_yticks([y + 0.5 for y in range(len(rows))], [row.id for row in rows])
-    axes.tick_params(length=0, labelsize=7)
-    handles = [Patch(facecolor=colour, edgecolor="#b0b0b0", label=state) for state, colour in COLOURS.items()]
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=7, frameon=False)
-    figure.suptitle("Each failure in each release of trl, measured with what could be installed on its day", fontsize=9)
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
-    figure.savefig(PICTURE, metadata={"Date": None})
+            cell = cells.get(row.id, {"state": atlas.NOT_MEASURED})
+            place = f'class="c{states.index(cell["state"])}" x="{at}" y="{TOP + CELL * y}"'
+            told, said = "", f"trl {release}, {row.id}: {cell.get('said', '')[:80]}"
+            if cell["state"] in _FOUND:
+                told = f"<title>{html.escape(said)}</title>"
+            lines.append(f'<rect {place} width="{CELL}" height="{CELL}">{told}</rect>')
+        lines.append("</a>")
+    for number, state in enumerate(states):
+        at, below = LEFT + 80 * number, height - 18
+        lines.append(f'<rect class="c{number}" x="{at}" y="{below}" width="9" height="9"/>')
+        lines.append(f'<text x="{at + 13}" y="{below + 8}">{state}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 HEAD = """# The atlas: each failure in each release
 
+[中文](zh/atlas.md)
+
 What people could install on the day of a release of trl (its wheel, and the newest transformers, peft, accelerate and
 datasets of three days later, with torch as in all eras), and one small training for each row, judged by
 [preflight](preflight.md). Nothing here is read in source texts. `failurelab upgrade 0.19.1 1.16.0` tells what another
-release changes, defaults too; `make atlas` measures what is not there yet, in about a minute a release.
+release changes, defaults too; `make atlas` measures what is not there yet.
 
 ![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](../evidence/atlas.svg)
 
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
-option. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A row of steps beside
-their definition is silent where the gradient is not the algorithm's. A failure that code of your own has to bring is
-not here: the set-ups are plain scripts.
+option, or refuses the set-up. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A
+row of steps beside their definition is silent where the gradient is not the algorithm's. Opened by itself, the picture
+tells what was measured in a cell with a failure, and leads to its evidence. A test holds the [registry](symptoms.md) to
+these cells.
+
+Not in the atlas: what needs a GPU or several (F5, F6), DeepSpeed (F4), bitsandbytes (F9 with QLoRA), vLLM (F17, and F16
+under `use_vllm`), a model that calls tools (F18), or a person's own prompts and rewards (F10, F12, F14).
 """
+HEAD_ZH = """# 图谱：每个版本里的每个故障
+
+[English](../atlas.md)
+
+对 trl 的每个版本，装上它发布当天（加三天）能装到的 transformers、peft、accelerate 和 datasets，
+每一行跑一次小训练，由 [preflight](preflight.md) 判断，没有一条是读源码读来的。
+`failurelab upgrade 0.19.1 1.16.0` 说出换版本会变什么，默认值也算；`make atlas` 补测还没有的版本。
+
+![从左到右是 trl 的版本，从上到下是各种设置：无故障、静默、报错](../../evidence/atlas.svg)
+
+*silent（静默）*：训练照常进行，结果是错的。*loud（报错）*：训练以报错结束。
+*not there（没有）*：这个版本没有这个 trainer 或选项，或拒绝这样设置。
+*not measured（没测出）*：preflight 判断不了，原因写在证据里。
+单独打开图片，鼠标停在有故障的格子上会显示测到了什么，点击进入证据。
+"""
+_WORDS = {
+    "en": {
+        "counted": "Cells",
+        "measured": "Releases of trl measured: {}, from {} to {}; of transformers: {}.",
+        "install": "{} cannot be installed: {}",
+        "run": "could not run",
+        "where": "Where it is found",
+        "columns": "| failure, set-up | trl, with what was there on its day | transformers | changed by |",
+    },
+    "zh": {
+        "counted": "格子数",
+        "measured": "测过的 trl 版本：{} 个，从 {} 到 {}；transformers：{} 个。",
+        "install": "{} 装不上：{}",
+        "run": "跑不了",
+        "where": "在哪些版本里",
+        "columns": "| 故障与设置 | trl（配当天能装到的其他库） | transformers | 由谁改变 |",
+    },
+}
 
 
-def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
-    """Return the text of docs/atlas.md: the picture, what was counted, and in which releases each row was found."""
-    shown = [record for record in records if record["stack"].startswith("trl-")]
-    measured = [record for record in shown if "probes" in record]
+def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: str = "en") -> str:
+    """Return the text of docs/atlas.md: the picture, what was counted, and in which releases each row was found.
+
+    Each release that is named leads to its evidence.
+    """
+    say, up = _WORDS[language], "../" * (1 + (language == "zh"))
+    measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
     cells = [probe["state"] for record in records for probe in record.get("probes", ())]
     counts = ", ".join(f"{cells.count(state)} {state}" for state in COLOURS)
-    lines = [HEAD, f"Cells: {counts}.\n"]
-    releases = ", ".join(record["pinned"]["trl"] for record in measured)
-    lines.append(
-        f"Releases of trl measured so far: {releases}. `a to b` below names the first and the last of these.\n"
-    )
+    lines = [HEAD if language == "en" else HEAD_ZH, f"{say['counted']}: {counts}.\n"]
+    ends = [record["pinned"]["trl"] for record in (measured[0], measured[-1])]
+    lines.append(say["measured"].format(len(measured), *ends, len(others)) + "\n")
     for record in records:
         if "probes" not in record:
-            lines.append(f"- {record['stack']} could not be installed: {record['could_not_be_installed'][:200]}")
-    lines += ["\n## Where it changes\n", "| failure, set-up | releases of trl in which it was found |", "| --- | --- |"]
+            lines.append("- " + say["install"].format(record["stack"], record["could_not_be_installed"][:200]))
+    lines += _errors(records, say["run"])
+    lines += [f"\n## {say['where']}\n", say["columns"], "| --- | --- | --- | --- |"]
     for row in rows:
-        states = [_state(record, row.id) for record in measured]
-        found = _spans([each["pinned"]["trl"] for each in measured], [state in _FOUND for state in states])
-        if found:
-            lines.append(f"| {row.what} | {found} |")
+        spans = [
+            _spans(row.id, columns, package, up) for columns, package in ((measured, "trl"), (others, "transformers"))
+        ]
+        if any(spans):
+            lines.append(f"| {row.what} | {spans[0]} | {spans[1]} | {_threads(row, records)} |")
     return "\n".join(lines) + "\n"
 
 
 _FOUND = (atlas.LOUD, atlas.SILENT)
 
 
-def _state(record: dict[str, Any], row: str) -> str:
-    return next((str(probe["state"]) for probe in record["probes"] if probe["id"] == row), atlas.NOT_MEASURED)
+def _of_trl(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [record for record in records if record["stack"].startswith("trl-") and "probes" in record]
 
 
-def _spans(releases: list[str], found: list[bool]) -> str:
-    """Return the releases in which something was found: those that follow each other as `first to last`."""
+def _errors(records: list[dict[str, Any]], title: str) -> list[str]:
+    """Return a line for each error that kept probes from running, with the stacks."""
+    stacks: dict[str, list[str]] = {}
+    for record in records:
+        for probe in record.get("probes", ()):
+            if probe["state"] == atlas.COULD_NOT_RUN:
+                error = probe["said"].rpartition(" ended in ")[2][:160]
+                stacks.setdefault(error, []).append(record["stack"])
+    return [
+        f"- {title}: {', '.join(dict.fromkeys(names))} ({len(names)}): `{error}`" for error, names in stacks.items()
+    ]
+
+
+def _threads(row: atlas.Setup, records: list[dict[str, Any]]) -> str:
+    """Return the threads upstream by which the failures that a row showed were mended, as the registry has them."""
+    shown = {
+        probe["failure"]
+        for record in records
+        for probe in record.get("probes", ())
+        if probe["id"] == row.id and probe["state"] in _FOUND
+    }
+    stacks = [stack for failure in failures.all() if failure.id in shown for stack in failure.fixed if stack.thread]
+    links = {stack.thread: failures.Thread(stack.thread, "").url for stack in stacks}
+    return ", ".join(f"[{thread}]({url})" for thread, url in links.items())
+
+
+def _spans(row: str, records: list[dict[str, Any]], package: str, up: str) -> str:
+    """Return the releases in which a row was found: those that follow each other as `first to last`, with links."""
     spans: list[list[str]] = []
     before = False
-    for release, there in zip(releases, found):
+    for record in records:
+        there = any(probe["id"] == row and probe["state"] in _FOUND for probe in record["probes"])
+        link = f"[{record['pinned'][package]}]({up}evidence/atlas/{record['stack']}.json)"
         if there and before:
-            spans[-1][1] = release
+            spans[-1][1] = link
         elif there:
-            spans.append([release, release])
+            spans.append([link, link])
         before = there
     return ", ".join(first if first == last else f"{first} to {last}" for first, last in spans)
 
@@ -153,9 +239,10 @@ def main() -> int:
     records = read_evidence(measure.OUT)
     write_table(make_table(records))
     atlas.read.cache_clear()
-    rows, columns = atlas.read()
-    draw(rows, columns)
-    PAGE.write_text(make_page(rows, records), encoding="utf-8")
+    rows, _ = atlas.read()
+    PICTURE.write_text(draw(rows, records), encoding="utf-8")
+    for language, page in PAGES.items():
+        page.write_text(make_page(rows, records, language), encoding="utf-8")
     return 0
 
 

@@ -1,8 +1,11 @@
 """The atlas: what two releases differ in, which stacks there are, and what is said of what is not there."""
 
 import datetime
+import errno
+import http.server
 import json
 import sys
+import threading
 
 import pytest
 
@@ -13,7 +16,9 @@ sys.path.insert(0, str(eras.root() / "benchmarks" / "atlas"))
 import measure
 import stacks
 import summary
+from registry_rows import entries
 
+from failurelab import failures
 from failurelab.preflight.answer import Answer, Finding
 
 
@@ -56,6 +61,30 @@ def test_a_stack_is_found_by_both_releases(table):
     assert atlas.find({"transformers": "4.53.2"}) is None
 
 
+def test_another_patch_release_of_transformers_is_near_enough(table):
+    near, far = ({"trl": "0.19.1", "transformers": version} for version in ("4.53.9.dev0", "4.52.4"))
+    assert atlas.find(near).versions["transformers"] == "4.53.2"
+    assert atlas.find(far) is None and atlas.cite(far) == ""
+
+
+def test_what_was_measured_and_what_an_upgrade_changes_is_one_line(table):
+    line = atlas.cite({"trl": "0.19.1", "transformers": "4.53.2"})
+    assert line == "trl 0.19.1, transformers 4.53.2, as measured: F1; an upgrade to 1.16.0 brings F2"
+    assert "upgrade" not in atlas.cite({"trl": "1.16.0", "transformers": "4.53.2"})
+
+
+def test_a_table_of_the_releases_that_have_a_failure(table):
+    """Set-ups are columns, and releases that were found alike are one row."""
+    columns, rows = atlas.table(["F1"])
+    assert columns == ["trl", "goes", "comes", "stays", "unknown"]
+    assert rows[0] == ["0.19.1", "silent", "no failure", "silent", "not measured"]
+    assert rows[1] == ["1.16.0", "no failure", "loud", "silent", "silent"]
+    assert atlas.table(["stays", "unknown"])[1][0] == ["0.19.1", "silent", "not measured"]
+    assert atlas.table(["stays"])[1] == [["0.19.1 to 1.16.0", "silent"]]
+    with pytest.raises(atlas.UnknownRelease, match="no set-up"):
+        atlas.table(["F99"])
+
+
 @pytest.mark.parametrize(("asked", "words"), [("0.19.0", "one of 0.19.1"), ("seven", "is no version")])
 def test_a_release_that_was_not_measured_is_said(asked, words, table):
     with pytest.raises(atlas.UnknownRelease, match=words) as raised:
@@ -73,7 +102,10 @@ def test_the_table_and_the_page_are_those_of_the_evidence():
     """They are written by `make atlas`, and by nothing else."""
     records = summary.read_evidence(measure.OUT)
     assert json.loads(atlas.FILE.read_text()) == summary.make_table(records)
-    assert summary.PAGE.read_text() == summary.make_page(atlas.read()[0], records)
+    rows, _ = atlas.read()
+    assert summary.PICTURE.read_text() == summary.draw(rows, records)
+    for language, page in summary.PAGES.items():
+        assert page.read_text() == summary.make_page(rows, records, language)
 
 
 def test_stacks_are_each_release_of_trl_and_each_minor_one_of_transformers():
@@ -107,3 +139,148 @@ def test_an_index_that_is_not_there(monkeypatch):
 )
 def test_what_an_answer_makes_of_a_cell(answer, state):
     assert measure.judge(answer, ["F1", "F2"])["state"] == state
+
+
+def test_the_registry_says_what_was_measured():
+    """Each row is found in the releases that the registry names for it, and in no other."""
+    columns = atlas.read()[1]
+    wrong = []
+    for row in atlas.read()[0]:
+        if (held := entries(row.id)) is None:
+            continue
+        stacks_of = [failures.get(failure).affected[number] for failure, number in held]
+        for column in columns:
+            state = column.states.get(row.id, ("", ""))[0]
+            found, said = state in (atlas.LOUD, atlas.SILENT), any(stack.holds(column.versions) for stack in stacks_of)
+            if (found or state == atlas.NONE) and found != said:
+                wrong.append(f"{column.name}, {row.id}: measured {state}, and the registry says otherwise")
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("grown", "state"), [(0, "no failure"), (40, "no failure"), (100, "silent")], ids=["flat", "layers", "logits"]
+)
+def test_memory_that_grows_as_the_prompts_logits_would(grown, state):
+    """What the layers keep of a longer prompt is no failure."""
+    short = {"peak": 1000, "rows": 1, "tokens": 10, "vocabulary": 1}
+    long = short | {"peak": 1000 + grown, "tokens": 35}  # logits of 25 tokens: 100 bytes
+    assert measure.judge_memory([[short], [long]])["state"] == state
+    assert measure.judge_memory([[short], []])["state"] == "not measured"
+
+
+@pytest.mark.parametrize(("gaps", "state"), [([0.0, 1.0], "silent"), ([0.0, 1e-4], "no failure"), ([], "not there")])
+def test_an_engine_that_nobody_sends_the_weights_to(gaps, state):
+    assert measure.judge_rollouts([[{"gap": gap} for gap in gaps]])["state"] == state
+
+
+def test_a_set_up_that_a_release_refuses_is_not_there():
+    answer = Answer(error="ended in ValueError: together with a `peft_config`")
+    assert measure.judge(answer, ["F8"], "together with")["state"] == "not there"
+    assert measure.judge(answer, ["F8"])["state"] == "could not run"
+
+
+STACK = stacks.Stack("trl-0.19.1", {"trl": "0.19.1"}, datetime.date(2025, 7, 11))
+
+
+def test_a_new_probe_costs_a_stack_that_probe_alone(tmp_path):
+    every = [probe["id"] for probe in measure.read_probes()]
+    assert [probe["id"] for probe in measure.lacking(STACK, tmp_path)] == every
+    record = {"stack": STACK.name, "probes": [{"id": id, "state": "loud", "said": "so"} for id in every[1:]]}
+    measure.write(record, tmp_path)
+    assert [probe["id"] for probe in measure.lacking(STACK, tmp_path)] == every[:1]
+    assert [probe["id"] for probe in measure.lacking(STACK, tmp_path, ["F19", "F7"])] == [
+        id for id in every if "F19" in id or "F7" in id
+    ]
+    measure.write({"stack": STACK.name, "could_not_be_installed": "No solution found"}, tmp_path)
+    assert measure.lacking(STACK, tmp_path) == [] and measure.lacking(STACK, tmp_path, again=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "recorded"),
+    [
+        ("error: No solution found when resolving dependencies", True),
+        ("error: Failed to fetch: `https://example.org`: dns error", False),
+        ("error: No space left on device (os error 28)", False),
+    ],
+)
+def test_what_is_no_matter_of_releases_is_tried_again(said, recorded, tmp_path, monkeypatch):
+    """Without a network or space nothing is recorded, so that the next run measures it."""
+
+    def fail(*_):
+        raise measure.NotInstalled(said)
+
+    monkeypatch.setattr(measure, "_install", fail)
+    if recorded:
+        assert measure.measure(STACK, [], tmp_path / "env")["could_not_be_installed"] == said
+        return
+    with pytest.raises(measure.NotInstalled) as raised:
+        measure.measure(STACK, [], tmp_path / "env")
+    assert raised.value.exit_status == 3
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """The command with a stand-in for the index and for the processes that measure."""
+    monkeypatch.setattr(stacks, "read_index", lambda package: [release("0.19.1", "2025-07-08")])
+    monkeypatch.setattr(measure, "ENVIRONMENTS", tmp_path / "environments")
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--only", "trl-0.19.1", "--out", str(tmp_path / "out")])
+    return monkeypatch
+
+
+def test_ctrl_c_is_one_line(command, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    command.setattr(measure, "_measure_all", interrupted)
+    assert measure.main() == 130
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_disk_that_is_full_is_one_line(command, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    command.setattr(measure, "_measure_all", full)
+    assert measure.main() == 3
+    assert capsys.readouterr().err.count("\n") == 1
+    command.setattr(measure, "_free", lambda folder: 0)
+    assert measure.main() == 3 and "0.0 GiB are free" in capsys.readouterr().err
+
+
+@pytest.fixture
+def index(monkeypatch):
+    """An index on this machine, which answers what it is given; proxies of the environment are left aside."""
+    answers = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"files": answers}).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("UV_INDEX_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    yield answers
+    server.shutdown()
+    server.server_close()
+
+
+def wheel(version, **more):
+    return {"filename": f"trl-{version}-py3-none-any.whl", "upload-time": "2025-07-08T10:00:00Z"} | more
+
+
+def test_a_release_that_was_taken_back_is_no_stack(index):
+    index += [wheel("0.19.0", yanked="broken"), wheel("0.19.1"), wheel("0.20.0rc1"), wheel("0.13.0")]
+    assert [str(each.version) for each in stacks.read_index("trl")] == ["0.19.1"]
+
+
+def test_an_index_without_days_of_upload_is_one_line(index):
+    index.append({"filename": "trl-0.19.1-py3-none-any.whl"})
+    with pytest.raises(stacks.IndexUnreadable, match="tells no days of upload") as raised:
+        stacks.read_index("trl")
+    assert raised.value.exit_status == 3 and "\n" not in str(raised.value)

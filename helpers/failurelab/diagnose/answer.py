@@ -13,7 +13,7 @@ from typing import Any
 
 from failurelab import failures
 from failurelab.diagnose.evidence import Proof, RunEvidence
-from failurelab.failures import predicates
+from failurelab.failures import atlas, predicates
 from failurelab.failures.predicates import Value
 from failurelab.failures.toml_table import read_toml
 
@@ -174,7 +174,8 @@ def _possible(evidence: RunEvidence) -> list[str]:
     """Return the failures that the run's versions have, which names nothing."""
     hit = [failure.id for failure in failures.all() if failures.affected(failure, evidence.versions)]
     having = f"these versions have {', '.join(hit)} (failurelab doctor tells when): that makes it possible, no more"
-    return [having] if hit else []
+    measured = atlas.cite(evidence.versions)
+    return [*([having] if hit else []), *([measured] if measured else [])]
 
 
 def _limits(known: dict[str, Any]) -> list[str]:

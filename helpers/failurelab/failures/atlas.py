@@ -4,17 +4,19 @@
 install on the day of a release. A cell is a `Setup` in a stack (`Column`); nothing is read in source texts.
 """
 
+import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from failurelab.errors import FailureLabError
-from failurelab.failures.loader import release
+from failurelab.failures.loader import PACKAGES, release
 
 FILE = pathlib.Path(__file__).with_name("atlas.json")
 LOUD, SILENT, NONE, NOT_THERE = "loud", "silent", "no failure", "not there"
@@ -85,16 +87,93 @@ def read() -> tuple[list[Setup], list[Column]]:
 def find(versions: Mapping[str, str]) -> Column | None:
     """Return the stack that was measured with these releases of trl and transformers; None if there is none.
 
-    A development version counts as the release whose code it has for the most part (see `release`).
+    Where these two were not measured together, a stack of the same release of trl with another patch release of the
+    same transformers is taken. A development version counts as the release whose code it has for the most part (see
+    `release`).
     """
     try:
-        wanted = {name: release(versions[name]) for name in ("trl", "transformers")}
+        trl, transformers = (release(versions[name]) for name in ("trl", "transformers"))
     except (KeyError, InvalidVersion):
         return None
+    near = None
     for column in read()[1]:
-        if all(Version(column.versions.get(name, "0")) == version for name, version in wanted.items()):
-            return column
-    return None
+        if "transformers" in column.versions and Version(column.versions.get("trl", "0")) == trl:
+            if Version(column.versions["transformers"]) == transformers:
+                return column
+            near = near or (column if same_minor(column.versions["transformers"], transformers) else None)
+    return near
+
+
+def newest() -> Column:
+    """Return the stack of the newest release of trl that was measured."""
+    return [column for column in read()[1] if column.name.startswith("trl-")][-1]
+
+
+def cite(versions: Mapping[str, str] | None = None) -> str:
+    """Return in one line what was measured with these versions, and what an upgrade changes; empty where nothing was.
+
+    Args:
+        versions: package to version; None for those of this Python.
+    """
+    column = find(_installed() if versions is None else versions)
+    if column is None:
+        return ""
+    had, after = column.had(), newest().had()
+    line = f"{_name(column)}, as measured: {_in_order(had) or 'no failure'}"
+    if Version(column.versions["trl"]) >= Version(newest().versions["trl"]):
+        return line
+    changes = {"heals": had.keys() - after.keys(), "brings": after.keys() - had.keys()}
+    told = [f"{verb} {_in_order(ids)}" for verb, ids in changes.items() if ids] or ["changes none of these"]
+    return f"{line}; an upgrade to {newest().versions['trl']} {' and '.join(told)}"
+
+
+def _installed() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _in_order(ids: Iterable[str]) -> str:
+    return ", ".join(sorted(ids, key=lambda id: (int("".join(filter(str.isdigit, id)) or 0), id)))
+
+
+def table(failures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a table that says in which releases of trl a failure is.
+
+    A row is a range of releases that follow each other and were found alike; its cells are the range and the state of
+    each set-up, a column each. Set-ups that no release shows a failure in are left out. Each release was measured with
+    what could be installed on its day.
+
+    Args:
+        failures: ids of the registry, such as `F1`, or ids of set-ups, such as `F1 frozen, default`.
+
+    Raises:
+        UnknownRelease: no set-up is about these failures.
+    """
+    setups, columns = read()
+    chosen = [row for row in setups if row.id in failures or set(row.failures) & set(failures)]
+    if not chosen:
+        raise UnknownRelease(f"no set-up of the atlas is about {', '.join(failures)}. Next: an id of docs/atlas.md")
+    columns = [column for column in columns if column.name.startswith("trl-")]
+    found = [row for row in chosen if row.id in failures or any(_is_found(column, row) for column in columns)]
+    seen = found or chosen
+    rows: list[list[str]] = []
+    first = ""
+    for column in columns:
+        states = [column.states.get(row.id, (NOT_MEASURED, ""))[0] for row in seen]
+        last = column.versions["trl"]
+        if rows and rows[-1][1:] == states:
+            rows[-1][0] = f"{first} to {last}"
+        else:
+            first = last
+            rows.append([first, *states])
+    return ["trl", *(row.id for row in seen)], rows
+
+
+def _is_found(column: Column, row: Setup) -> bool:
+    return column.states.get(row.id, (NOT_MEASURED, ""))[0] in (LOUD, SILENT)
 
 
 def of_release(trl: str) -> Column:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from failurelab import failures
 from failurelab.errors import FailureLabError
-from failurelab.failures import names
+from failurelab.failures import atlas, names
 
 PAGE = "docs/symptoms.md"
 _Text = tuple[str, str, failures.Failure]  # as it is looked up, as the registry has it, and whose it is
@@ -170,6 +170,8 @@ def describe(lines: Iterable[str], installed: Mapping[str, str] | None = None) -
     parts += [_FLAT] if read.is_flat() else [_LOSS_OF_ZERO] if read.has_loss_of_zero() else []
     if not parts:
         return f"None of the known texts is in it (lines read: {read.total}). Most failures print none.\n{_NEXT}"
+    measured = atlas.cite(installed) if matches else ""
+    parts += [f"Known of {'these releases' if installed else 'the releases here'}: {measured}"] if measured else []
     return "\n\n".join([*parts, _NEXT])
 
 

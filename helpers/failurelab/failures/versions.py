@@ -55,10 +55,8 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     for name, version in versions.items():
         if Version(version).is_prerelease:
             notes += f"; {name} {version} counts as {failures.release(version)}, whose code it may have in part alone"
-    if measured := atlas.find(versions):
-        had = measured.had()
-        found = ", ".join(f"{id} ({len(rows)} of the set-ups)" for id, rows in sorted(had.items())) or "no failure"
-        notes += f"; these releases were measured together: {found}. failurelab upgrade tells what another trl changes"
+    if measured := atlas.cite(versions):
+        notes += f"; {measured} (failurelab upgrade tells what another trl changes)"
     exposures = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
     checks = [Check("Libraries", PASS, listed + notes)]
     if any(exposures.values()):

@@ -237,7 +237,7 @@ class Process:
             self._paths[name].touch()
         self.order: dict[str, Any] = {name: str(path) for name, path in self._paths.items()}
         arguments = [word.replace("{LOCAL_RANK}", str(rank)) for word in spec["arguments"]]
-        self.order |= {"rank": rank, "ranks": count, "arguments": arguments}
+        self.order |= {"rank": rank, "ranks": count, "world_size": spec["world_size"], "arguments": arguments}
         self.stage, self.failed, self.hangs, self._stages_read = "starting Python", False, "", 0
 
     def new_stages(self) -> list[str]:

@@ -156,6 +156,7 @@ class Recorder:
         self._micros = 0
         self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
         self._again = self._unknown = self._left = self._moved = 0
+        self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
         self._adapting: tuple[float, bool] | None = None
         self._problems: list[str] = []
@@ -411,6 +412,7 @@ class Recorder:
         """
         micro, self._micros = self._micros, self._micros + 1
         ids = _ids_of(inputs)
+        self._micro_rows = len(ids or ())
         if ids is None:  # completions are drawn where they are trained on: the micro-batch is what came of it
             for batch in self._batches[known:]:
                 batch.trained = dict.fromkeys(range(len(batch.rows)), micro)
@@ -448,8 +450,10 @@ class Recorder:
 
     @property
     def _slices(self) -> int:
-        """How many micro-batches a generation is cut into."""
-        return getattr(self.trainer.args, "steps_per_generation", None) or 1
+        """How many micro-batches a generation is cut into; trl 0.17 has no option that says so."""
+        asked = getattr(self.trainer.args, "steps_per_generation", None)
+        rows = len(self._batches[-1].rows) if self._batches and self._micro_rows else 0
+        return asked or max(1, rows // max(1, self._micro_rows))
 
     def _clip(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.engine is None and self.wanted(self.trainer.state.global_step + 1):

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from failurelab import failures
+from failurelab.failures import atlas
 from failurelab.preflight.answer import Answer, Finding, Location, Verdict
 from failurelab.preflight.report.words import speak
 
@@ -59,7 +60,8 @@ def text(answer: Answer, language: str = "en") -> str:
             lines += _wrap(f"{_subject(finding.failure, language)} – {said}", width, "  ", " " * 9)
     if answer.cut:
         lines += _wrap(say("Cut: {}.", "; ".join(answer.cut)), width, "")
-    for note in answer.notes:
+    measured = atlas.cite(answer.versions) if answer.accusations else ""
+    for note in [*answer.notes, *([measured] if measured else [])]:
         lines += _wrap(say("Note: {}.", note), width, "")
     if answer.error:
         lines += _wrap(say("ERROR {}", answer.error), width, "")
