@@ -303,6 +303,8 @@ def test_planned_steps_are_those_of_the_trainer(tmp_path):
         ({"max_steps": 100}, {"schedule": 1}, "0 for 99 of about 100 planned steps, from step 2 on"),
         ({"max_steps": 100}, {"schedule": 100}, ""),
         ({"max_steps": 100, "optim": "adafactor", "learning_rate": 1e-6}, {"adapted": True}, ""),
+        ({"learning_rate": 0.0}, {}, "0 in all of about"),
+        ({"learning_rate": 0.0}, {"adapted": True}, "0 in all of about"),
         ({}, {"rows": 1}, "1 row"),
     ],
 )

@@ -180,6 +180,10 @@ def _copy(schedule: Any) -> Any:
 
 def _schedule(rates: Sequence[float]) -> Iterator[Finding]:
     highest, steps = max(rates), len(rates)
+    if not highest:
+        said = f"the learning rate is 0 in all of about {steps} planned steps: none of them changes the model"
+        yield Finding.suspected("rate", said, _BY_SCHEDULE, "Set learning_rate: 1e-6 for whole models, 1e-5 for LoRA.")
+        return
     dead = [place for place, rate in enumerate(rates) if rate <= _NOTHING * highest]
     if len(dead) > _OVER * steps and steps > 2:
         after = next(place for place in dead if place > rates.index(highest)) if dead[-1] > rates.index(highest) else 0
@@ -204,7 +208,7 @@ def _rate(training: Training, rates: Sequence[float]) -> Iterator[Finding]:
             "Set warmup_steps to a small part of the steps, or train longer.",
         )
         return
-    if not own and "adamw" not in optimizer_name(training):
+    if not highest or (not own and "adamw" not in optimizer_name(training)):
         return
     load, adapted = policy_load(training), has_adapter(training.trainer.model)
     if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
