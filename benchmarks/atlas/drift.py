@@ -54,7 +54,7 @@ def describe(before: Record, after: Record) -> str:
     rows = differences(before, after)
     if rows:
         lines += ["| set-up | before | now | measured |", "| --- | --- | --- | --- |"]
-        lines += [f"| {row} | {was} | **{now}** | {said[:200].replace("|", "/")} |" for row, was, now, said in rows]
+        lines += [f"| {row} | {was} | **{now}** | {said[:200].replace('|', '/')} |" for row, was, now, said in rows]
     else:
         lines.append("No row differs.")
     for config, fields in after.get("defaults", {}).items():
