@@ -20,7 +20,11 @@ import summary
 from registry_rows import entries
 
 from failurelab import failures
+from failurelab.diagnose import answer as diagnosis
+from failurelab.diagnose import evidence
+from failurelab.failures import symptoms
 from failurelab.preflight.answer import Answer, Finding
+from failurelab.preflight.report import terminal
 
 
 def release(version, day):
@@ -332,3 +336,18 @@ def test_a_development_version_counts_as_its_release(table):
     assert atlas.of_release("1.17.0.dev0").versions["trl"] == "1.16.0"  # newer than all that was measured
     with pytest.raises(atlas.UnknownRelease):
         atlas.of_release("1.17.0")
+
+
+def test_the_atlas_is_cited_for_the_versions_at_hand(table):
+    """By `symptoms`, `preflight`, `diagnose` and `doctor` alike: one line, where there is something to tell."""
+    versions = {"trl": "0.19.1", "transformers": "4.53.2"}
+    cited = "an upgrade to 1.16.0 brings F2"
+    warning = ["None of the inputs have requires_grad=True. Gradients will be None"]
+    assert cited in symptoms.describe(warning, versions)
+    assert cited not in symptoms.describe(["all is well"], versions)
+    accused, well = (
+        Answer(versions=versions, findings=found) for found in ([Finding.suspected("F1", "24 of 25", "as it is")], [])
+    )
+    assert cited in " ".join(terminal.text(accused).split()) and cited not in terminal.text(well)
+    run = evidence.RunEvidence("run", versions=versions)
+    assert any(cited in note for note in diagnosis._possible(run))
