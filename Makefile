@@ -12,7 +12,7 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser hosted lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
+.PHONY: atlas drift size help setup course test test-fast nightly here browser hosted lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -109,6 +109,10 @@ atlas: setup
 hosted: setup
 	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) $(addprefix --notebooks ,$(NAME))
 	@$(BIN)/python tools/tables.py
+
+# What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new.
+drift: setup
+	@$(BIN)/python benchmarks/atlas/drift.py --main
 
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)

@@ -119,7 +119,8 @@ def _install(stack: Stack, folder: pathlib.Path) -> pathlib.Path:
     """Make an environment with the stack, and torch as all eras have it; return its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     python, torch = folder / "bin" / "python", _torch()
-    wanted = [f"{name}=={version}" for name, version in stack.pinned.items()]
+    main = f" @ git+https://github.com/huggingface/{{}}@{stacks.MAIN}"
+    wanted = [name + (main.format(name) if v == stacks.MAIN else f"=={v}") for name, v in stack.pinned.items()]
     wanted += [name for name in ("transformers", *BESIDE) if name not in stack.pinned]
     backend = [] if install.find_links() else ["--torch-backend=cpu"]
     for line in (
@@ -316,9 +317,9 @@ def main() -> int:
                 f"{free:.1f} GiB are free at {ENVIRONMENTS}, and 4 are needed. Next: free some, and run it again"
             )
         if options.one:
-            return _measure_one(_named(every, [options.one])[0], options)
+            return _measure_one(_named([*every, stacks.main()], [options.one])[0], options)
         left = [stack for stack in chosen if lacking(stack, options.out, options.probes, options.again)]
-        return _measure_all(left, options)
+        return measure_all(left, options)
     except FailureLabError as error:
         print(error, file=sys.stderr)
         return error.exit_status
@@ -375,7 +376,7 @@ class UnknownStack(FailureLabError):
     exit_status = 2
 
 
-def _measure_all(left: list[Stack], options: argparse.Namespace) -> int:
+def measure_all(left: list[Stack], options: argparse.Namespace) -> int:
     """Measure stacks in processes of their own, some at a time; on Ctrl-C these are ended, and clear up."""
     missing, started = 0, time.monotonic()
     running: set[subprocess.Popen] = set()

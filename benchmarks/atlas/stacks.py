@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from failurelab.errors import FailureLabError
 
 FROM = {"trl": Version("0.14"), "transformers": Version("4.45")}
+MAIN = "main"  # in the place of a release: the branch that is developed
 _LATER = datetime.timedelta(days=3)  # after a release, in which its faults of packaging are mended
 _SIMPLE = "application/vnd.pypi.simple.v1+json"
 
@@ -107,6 +108,11 @@ def _index() -> str:
     if said := subprocess.run(line, capture_output=True, text=True).stdout.strip():
         return said.rstrip("/")  # what pip takes where nobody names another
     raise IndexUnreadable("this Python has no pip, which knows the package index. Next: name one in UV_INDEX_URL")
+
+
+def main() -> Stack:
+    """Return the stack of trl's main branch, with what can be installed today."""
+    return Stack(f"trl-{MAIN}", {"trl": MAIN}, datetime.date.today())
 
 
 def choose(trl: list[Release], transformers: list[Release]) -> list[Stack]:

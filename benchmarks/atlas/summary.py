@@ -122,8 +122,9 @@ row of steps beside their definition is silent where the gradient is not the alg
 tells what was measured in a cell with a failure, and leads to its evidence. A test holds the [registry](symptoms.md) to
 these cells.
 
-Not in the atlas: what needs a GPU or several (F5, F6), DeepSpeed (F4), bitsandbytes (F9 with QLoRA), vLLM (F17, and F16
-under `use_vllm`), a model that calls tools (F18), or a person's own prompts and rewards (F10, F12, F14).
+`OnlineDPOTrainer` is asked where `trl` itself has it, and not in `trl.experimental`, where it is from 0.29 on. Not in the
+atlas: what needs a GPU or several (F5, F6), DeepSpeed (F4), bitsandbytes (F9 with QLoRA), vLLM (F17, and F16 under
+`use_vllm`), a model that calls tools (F18), or a person's own prompts and rewards (F10, F12, F14).
 """
 HEAD_ZH = """# 图谱：每个版本里的每个故障
 
@@ -143,6 +144,7 @@ HEAD_ZH = """# 图谱：每个版本里的每个故障
 _WORDS = {
     "en": {
         "counted": "Cells",
+        "left": " Not asked yet: {}, which `make atlas` measures.",
         "measured": "Releases of trl measured: {}, from {} to {}; of transformers: {}.",
         "install": "{} cannot be installed: {}",
         "run": "could not run",
@@ -151,6 +153,7 @@ _WORDS = {
     },
     "zh": {
         "counted": "格子数",
+        "left": " 还没测的：{} 个，`make atlas` 会补上。",
         "measured": "测过的 trl 版本：{} 个，从 {} 到 {}；transformers：{} 个。",
         "install": "{} 装不上：{}",
         "run": "跑不了",
@@ -169,7 +172,9 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: 
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
     cells = [probe["state"] for record in records for probe in record.get("probes", ())]
     counts = ", ".join(f"{cells.count(state)} {state}" for state in COLOURS)
-    lines = [HEAD if language == "en" else HEAD_ZH, f"{say['counted']}: {counts}.\n"]
+    asked = len(measured) * len(rows) + len(others) * sum(not probe.get("only_trl") for probe in measure.read_probes())
+    left = say["left"].format(asked - len(cells)) if asked > len(cells) else ""
+    lines = [HEAD if language == "en" else HEAD_ZH, f"{say['counted']}: {counts}.{left}\n"]
     ends = [record["pinned"]["trl"] for record in (measured[0], measured[-1])]
     lines.append(say["measured"].format(len(measured), *ends, len(others)) + "\n")
     for record in records:

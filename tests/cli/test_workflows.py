@@ -56,10 +56,10 @@ def test_every_test_is_run_by_a_workflow():
     """A test that nobody runs is none; and each target of make is there."""
     run = [line.strip() for name in WORKFLOWS for step in steps_of(name) for line in step.get("run", "").splitlines()]
     asked = {re.sub(r"^sudo \S+ ", "", line).split()[1] for line in run if re.match(r"(sudo \S+ )?make ", line)}
-    assert asked >= {"test", "nightly", "faults"}
+    assert asked >= {"test", "nightly", "faults", "drift"}
     rules = (ROOT / "Makefile").read_text()
     assert [target for target in asked if f"\n{target}:" not in rules] == []
-    assert triggers(WORKFLOWS["nightly"])["schedule"]
+    assert triggers(WORKFLOWS["nightly"])["schedule"] and triggers(WORKFLOWS["drift"])["schedule"]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

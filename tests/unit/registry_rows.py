@@ -24,7 +24,7 @@ ENTRIES: dict[str, list[Entry]] = {
     "F7 checkpointing": [("F7", 0), ("F7", 1)],
     "F7 non-reentrant": [("F7", 0), ("F7", 1)],
     "F8 loaded adapter": [("F8", 0)],
-    "F9 name": [("F9", 2), ("F9", 3)],
+    "F9 name": [("F9", 2)],
     "F11 long prompts": [("F11", 1)],
     "F13 ends": [("F13", 0)],
     "F15 temperature": [("F15", 0)],

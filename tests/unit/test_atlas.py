@@ -13,13 +13,18 @@ from failurelab.failures import atlas
 from failurelab_course import eras
 
 sys.path.insert(0, str(eras.root() / "benchmarks" / "atlas"))
+import drift
 import measure
 import stacks
 import summary
 from registry_rows import entries
 
 from failurelab import failures
+from failurelab.diagnose import answer as diagnosis
+from failurelab.diagnose import evidence
+from failurelab.failures import symptoms
 from failurelab.preflight.answer import Answer, Finding
+from failurelab.preflight.report import terminal
 
 
 def release(version, day):
@@ -231,7 +236,7 @@ def test_ctrl_c_is_one_line(command, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    command.setattr(measure, "_measure_all", interrupted)
+    command.setattr(measure, "measure_all", interrupted)
     assert measure.main() == 130
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -240,7 +245,7 @@ def test_a_disk_that_is_full_is_one_line(command, capsys):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
-    command.setattr(measure, "_measure_all", full)
+    command.setattr(measure, "measure_all", full)
     assert measure.main() == 3
     assert capsys.readouterr().err.count("\n") == 1
     command.setattr(measure, "_free", lambda folder: 0)
@@ -284,3 +289,65 @@ def test_an_index_without_days_of_upload_is_one_line(index):
     with pytest.raises(stacks.IndexUnreadable, match="tells no days of upload") as raised:
         stacks.read_index("trl")
     assert raised.value.exit_status == 3 and "\n" not in str(raised.value)
+
+
+def test_what_a_new_release_changed(tmp_path, capsys, monkeypatch):
+    """A silent failure that is new is status 1, told in the workflow's summary; one that went, or was there, is not."""
+
+    def write(name, **states):
+        probes = [{"id": id, "state": state, "said": "so"} for id, state in states.items()]
+        defaults = {"GRPOConfig": {"beta": len(states)}}
+        measure.write({"stack": name, "pinned": {}, "defaults": defaults, "probes": probes}, tmp_path)
+
+    write("trl-1.8.0", goes="no failure")
+    write("trl-1.9.0", goes="silent", stays="silent", loud="no failure", unknown="not measured")
+    write("trl-1.10.0", goes="no failure", stays="silent", loud="loud", unknown="silent")
+    write("trl-1.11.0", goes="silent", stays="silent", loud="loud", new="silent")
+    summary_of_job = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary_of_job))
+    new = [stacks.Stack(f"trl-{version}", {}, datetime.date.today()) for version in ("1.10.0", "1.11.0", "1.12.0")]
+    assert drift.tell(new[:1], tmp_path) == 0
+    told = capsys.readouterr().out
+    assert "trl-1.10.0, after trl-1.9.0" in told and "| loud | no failure | **loud** |" in told
+    assert "unknown" not in told and "beta: 4, now 4" not in told and summary_of_job.read_text() in told
+    assert drift.tell(new, tmp_path) == 1
+    told = capsys.readouterr().out
+    assert "| goes | no failure | **silent** |" in told and "trl-1.12.0\n\nnot measured" in told
+
+
+def test_the_main_branch_is_beside_the_newest_release(tmp_path):
+    for name in ("trl-1.9.0", "trl-1.10.0", "trl-main"):
+        measure.write({"stack": name, "probes": [{"id": "x", "state": "loud", "said": "so"}]}, tmp_path)
+    assert drift.read_before(stacks.main(), tmp_path)["stack"] == "trl-1.10.0"
+    every = [stacks.Stack(f"trl-1.{minor}.0", {}, datetime.date.today()) for minor in range(8, 13)]
+    assert [stack.name for stack in drift.missing(every, tmp_path)] == ["trl-1.11.0", "trl-1.12.0"]
+
+
+@pytest.mark.parametrize(
+    ("version", "holds"), [("0.15.0.dev0", True), ("0.15.1+git.abc", True), ("1.17.0.dev0", False), ("0.14.9", False)]
+)
+def test_a_development_version_is_in_the_release_that_it_precedes(version, holds):
+    stack = failures.Stack("", {"trl": ">=0.15,<0.16"})
+    assert stack.holds({"trl": version}) == holds
+
+
+def test_a_development_version_counts_as_its_release(table):
+    assert atlas.find({"trl": "0.19.1.dev0", "transformers": "4.53.2"}).versions["trl"] == "0.19.1"
+    assert atlas.of_release("1.17.0.dev0").versions["trl"] == "1.16.0"  # newer than all that was measured
+    with pytest.raises(atlas.UnknownRelease):
+        atlas.of_release("1.17.0")
+
+
+def test_the_atlas_is_cited_for_the_versions_at_hand(table):
+    """By `symptoms`, `preflight`, `diagnose` and `doctor` alike: one line, where there is something to tell."""
+    versions = {"trl": "0.19.1", "transformers": "4.53.2"}
+    cited = "an upgrade to 1.16.0 brings F2"
+    warning = ["None of the inputs have requires_grad=True. Gradients will be None"]
+    assert cited in symptoms.describe(warning, versions)
+    assert cited not in symptoms.describe(["all is well"], versions)
+    accused, well = (
+        Answer(versions=versions, findings=found) for found in ([Finding.suspected("F1", "24 of 25", "as it is")], [])
+    )
+    assert cited in " ".join(terminal.text(accused).split()) and cited not in terminal.text(well)
+    run = evidence.RunEvidence("run", versions=versions)
+    assert any(cited in note for note in diagnosis._possible(run))

@@ -395,6 +395,15 @@ def test_a_cut_completion_that_the_padding_ends(make, tokenizer):
     assert report.verdict == "HELD" and ("padding" in report.reading) is not before("1.16")
 
 
+@pytest.mark.parametrize(("asked", "micro", "slices"), [({}, 4, 2), ({}, 8, 1), ({"steps_per_generation": 4}, 2, 4)])
+def test_a_generation_may_be_cut_without_an_option_that_says_so(asked, micro, slices):
+    """Trl 0.17 cuts it by the accumulated batches: none of its completions is left out."""
+    watch = object.__new__(recorder.Recorder)
+    watch.trainer = types.SimpleNamespace(args=types.SimpleNamespace(**asked))
+    watch._batches, watch._micro_rows = [types.SimpleNamespace(rows=[None] * 8)], micro
+    assert watch._slices == slices
+
+
 def test_what_a_rollout_function_draws_may_end_in_padding_too(make, tokenizer):
     made = make()
     watch, end = recorder.Recorder(made, lambda step: True), made.model.generation_config.eos_token_id

@@ -128,7 +128,8 @@ def upgrades(failure: Failure, versions: Mapping[str, str]) -> list[str]:
             continue
         first = known.index(good[0])
         bad = next((version for version in known[first:] if version not in good), None)
-        cures.setdefault(f"{package} {good[0]} or later{f', below {bad}' if bad else ''}", []).append(stack.what)
+        what = ", ".join(filter(None, (stack.what, stack.only_where)))
+        cures.setdefault(f"{package} {good[0]} or later{f', below {bad}' if bad else ''}", []).append(what)
     return [f"{upgrade} ({'; '.join(whats)})" for upgrade, whats in cures.items()]
 
 

@@ -179,6 +179,8 @@ def _is_found(column: Column, row: Setup) -> bool:
 def of_release(trl: str) -> Column:
     """Return the stack of a release of trl, with what people could install on its day.
 
+    A development version that precedes a release which was not measured counts as the newest one before it.
+
     Raises:
         UnknownRelease: it was not measured.
     """
@@ -190,6 +192,9 @@ def of_release(trl: str) -> Column:
     for column in columns:
         if Version(column.versions["trl"]) == wanted:
             return column
+    before = [column for column in columns if Version(column.versions["trl"]) < wanted]
+    if Version(trl).is_prerelease and before:
+        return before[-1]
     minor = [version for version in (column.versions["trl"] for column in columns) if same_minor(version, wanted)]
     known = minor or [column.versions["trl"] for column in columns[:: max(1, len(columns) // 8)]]
     raise UnknownRelease(f"trl {trl} was not measured. Next: one of {', '.join(known) or 'none: make atlas'}")
