@@ -1003,8 +1003,8 @@ def test_another_way_to_write_a_choice_is_no_wrong_one(few):
 
 def test_rows_whose_right_answer_is_not_told_are_named(tokenizer):
     """Compared with the first row's reference: the others' right answers get what wrong ones get."""
-    (answer,) = [each for each in judge(first_of_batch, tokenizer=tokenizer) if each.verdict is Verdict.NOT_CHECKED]
-    assert "for 3 of 4 rows" in answer.why and answer.part == "reward_funcs[0]"
+    (answer,) = [each for each in judge(first_of_batch, tokenizer=tokenizer) if each.verdict is Verdict.SUSPECTED]
+    assert "for 3 of 4 rows" in answer.evidence and answer.key == "F14:reward_funcs[0]:first row"
 
 
 def test_a_function_that_the_trainer_never_called_is_told(tokenizer):
@@ -1109,10 +1109,6 @@ def test_a_judge_without_references_is_asked_about_texts_that_differ():
         assert answer.verdict is verdict, answer.evidence
 
 
-def first_reference(completions, answer, **_):
-    return [float(answer[0] == text) for text in completions]
-
-
 def own_reference(completions, answer, **_):
     return [float(right == text) for right, text in zip(answer, completions)]
 
@@ -1124,14 +1120,13 @@ def as_texts(completions, answer, **_):
 @pytest.mark.parametrize(
     ("function", "mark", "fault", "verdict"),
     [
-        (first_reference, "", "first row", "SUSPECTED"),
         (as_texts, "", "count", "FOUND"),
         (own_reference, "First add.\n#### ", "reference", "FOUND"),
         (own_reference, "", "", "HELD"),
     ],
 )
 def test_what_looked_well_and_is_not(function, mark, fault, verdict):
-    """Each was HELD or NOT CHECKED: a call with all rows, a text that reads as a number, a solution as the answer."""
+    """Each was HELD: a text that reads as a number, and a whole solution as the answer."""
     rows = [{"prompt": text, "answer": mark + answer} for text, answer in zip(PLAIN["prompt"], PLAIN["answer"])]
     table = survey.survey([function], Inputs(rows, ["answer"])).table
     assert (fault, verdict) in [(flag.fault, flag.verdict) for flag in table.flags]
