@@ -122,8 +122,8 @@ row of steps beside their definition is silent where the gradient is not the alg
 tells what was measured in a cell with a failure, and leads to its evidence. A test holds the [registry](symptoms.md) to
 these cells.
 
-`OnlineDPOTrainer` is asked where `trl` itself has it, and not in `trl.experimental`, where it is from 0.29 on. Not in the
-atlas: what needs a GPU or several (F5, F6), DeepSpeed (F4), bitsandbytes (F9 with QLoRA), vLLM (F17, and F16 under
+`OnlineDPOTrainer` is asked where `trl` itself has it, and not in `trl.experimental`, where it is from 0.29 on. Not in
+the atlas: what needs a GPU or several (F5, F6), DeepSpeed (F4), bitsandbytes (F9 with QLoRA), vLLM (F17, and F16 under
 `use_vllm`), a model that calls tools (F18), or a person's own prompts and rewards (F10, F12, F14).
 """
 HEAD_ZH = """# 图谱：每个版本里的每个故障

@@ -147,13 +147,15 @@ def table(failures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     what could be installed on its day.
 
     Args:
-        failures: ids of the registry, such as `F1`, or ids of set-ups, such as `F1 frozen, default`.
+        failures: ids of set-ups, such as `F1 frozen, default`, or of the registry, such as `F1`: then the set-ups that
+            are called so, and where none is, as for F21, those that can show it.
 
     Raises:
         UnknownRelease: no set-up is about these failures.
     """
     setups, columns = read()
-    chosen = [row for row in setups if row.id in failures or set(row.failures) & set(failures)]
+    chosen = [row for row in setups if row.id in failures or row.id.split()[0] in failures]
+    chosen = chosen or [row for row in setups if set(row.failures) & set(failures)]
     if not chosen:
         raise UnknownRelease(f"no set-up of the atlas is about {', '.join(failures)}. Next: an id of docs/atlas.md")
     columns = [column for column in columns if column.name.startswith("trl-")]
