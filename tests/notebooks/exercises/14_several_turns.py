@@ -1,0 +1,14 @@
+"""Notebook 14: where ids that were drawn and ids that are scored part. Wrong answers, and what each is told."""
+
+HEAD = "def first_apart(drawn, scored):\n"
+LOOP = "    for place, (one, other) in enumerate(zip(drawn, scored)):\n        if one != other:\n"
+WRONG = [
+    (HEAD + LOOP + "            return place\n    return -1", "an end that was lost at the end"),
+    (HEAD + "    return -1 if set(drawn) == set(scored) else 0", "another id in the middle"),
+    (HEAD + "    return drawn != scored", "it returned True"),
+    (
+        HEAD + LOOP + "            return place or -1\n    return -1 if len(drawn) == len(scored) else len(scored)",
+        "the first id",
+    ),
+    (HEAD + LOOP + "            return place\n    return len(drawn)", "the same ids"),
+]
