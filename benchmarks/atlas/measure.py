@@ -231,6 +231,8 @@ def judge_rollouts(figures: list[list[Record]]) -> Record:
     gaps = [entry["gap"] for entry in figures[0]]
     if not gaps:
         return {"state": NOT_THERE, "said": "rollout_func is taken, and not called without vLLM"}
+    if len(gaps) < 2:
+        return {"state": NOT_MEASURED, "said": "the engine was asked once, before any step"}
     said = (
         f"engine and policy are {gaps[-1]:.2g} nats a token apart at call {len(gaps)}, and {gaps[0]:.2g} at the first"
     )

@@ -173,7 +173,9 @@ def test_memory_that_grows_as_the_prompts_logits_would(grown, state):
     assert measure.judge_memory([[short], []])["state"] == "not measured"
 
 
-@pytest.mark.parametrize(("gaps", "state"), [([0.0, 1.0], "silent"), ([0.0, 1e-4], "no failure"), ([], "not there")])
+@pytest.mark.parametrize(
+    ("gaps", "state"), [([0.0, 1.0], "silent"), ([0.0, 1e-4], "no failure"), ([], "not there"), ([0.0], "not measured")]
+)
 def test_an_engine_that_nobody_sends_the_weights_to(gaps, state):
     assert measure.judge_rollouts([[{"gap": gap} for gap in gaps]])["state"] == state
 
