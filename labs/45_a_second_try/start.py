@@ -1,8 +1,8 @@
 """Lab 45: a second try.
 
 "Where an answer is wrong, our tool says so, and the model may answer once more. We mask the tool's words, as the manual
-says, and I have printed completions with their masks: it looks right. Since then the gradient is more than twice as
-large, and nobody has touched the learning rate."
+says, and I have printed completions with their masks: it looks right. The reward climbs. But a colleague has put a step
+beside its definition, and says that it is another one."
 
 Make the step what it should be. Both turns, options and the rate stay.
 """

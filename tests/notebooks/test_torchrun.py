@@ -2,7 +2,7 @@
 
 import pytest
 
-from failurelab_course.notebook.torchrun import LaunchError, Torchrun
+from failurelab_course.notebook.torchrun import RankFailed, Torchrun
 
 SUM = """
 import os, sys
@@ -47,6 +47,6 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(torchrun, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fails.py").write_text(FAILS)
     (tmp_path / "sum.py").write_text(SUM)
-    with pytest.raises(LaunchError, match=r"(?s)rank 1 of 2 failed:.*ValueError: of this rank alone"):
+    with pytest.raises(RankFailed, match=r"(?s)rank 1 of 2 failed:.*ValueError: of this rank alone"):
         torchrun(2, "fails.py")
     assert torchrun(2, "sum.py", "again") == "2 again 11.0\n"

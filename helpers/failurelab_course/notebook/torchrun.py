@@ -24,7 +24,7 @@ from failurelab_course import processes
 SHOWN_LINES = 15  # of a rank's last words, where a launch fails
 
 
-class RanksFailed(FailureLabError):
+class RankFailed(FailureLabError):
     """A rank of a launch has failed; the message has its last lines."""
 
 
@@ -44,7 +44,7 @@ class Torchrun:
         """Run a script in `count` processes, in this folder, and print what rank 0 prints; return that too.
 
         Raises:
-            RanksFailed: a rank ended with an error. The others are ended then, for they would wait for it.
+            RankFailed: a rank ended with an error. The others are ended then, for they would wait for it.
         """
         task = {"count": count, "script": script, "arguments": [str(each) for each in arguments], "folder": os.getcwd()}
         try:
@@ -52,11 +52,11 @@ class Torchrun:
             answer = json.loads(self._server.stdout.readline())
         except (BrokenPipeError, ValueError):
             ended = "the process that forks the ranks has ended. Next: run the notebook from its top"
-            raise RanksFailed(ended) from None
+            raise RankFailed(ended) from None
         print(answer["printed"], end="")
         if answer["failed"] is not None:
             last = "\n".join(answer["error"].strip().splitlines()[-SHOWN_LINES:])
-            raise RanksFailed(f"rank {answer['failed']} of {count} failed:\n{last}")
+            raise RankFailed(f"rank {answer['failed']} of {count} failed:\n{last}")
         return answer["printed"]
 
     def close(self) -> None:
