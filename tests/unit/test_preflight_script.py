@@ -732,6 +732,11 @@ def test_a_launcher_of_another_framework_says_what_can_be_judged(line, read):
         read(line)
 
 
+def test_a_yaml_alone_is_told_its_launcher(read):
+    with pytest.raises(launcher_line.LaunchError, match=r"preflight -- trl grpo --config runs/grpo\.yaml"):
+        read("runs/grpo.yaml")
+
+
 def test_the_stage_of_a_deepspeed_configuration(tmp_path):
     """As a dict, as the path of a file, as text; what cannot be read asks for none."""
     config, path = {"zero_optimization": {"stage": 3}}, tmp_path / "ds.json"

@@ -36,12 +36,15 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
 
 
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
-    """The library's own fault has a repair by an argument; no mistake of GRPO's scores is told of."""
+    """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of.
+
+    Its repair keeps the batch of a step.
+    """
     held = judge(online_dpo(model, tokenizer, tmp_path))
     assert held["F21"].verdict is Verdict.HELD and "F15" not in held
     found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
-    assert found.verdict is Verdict.FOUND and "micro-batches are added" in found.evidence
-    assert "gradient_accumulation_steps" in str(found.undo)
+    assert found.verdict is Verdict.SUSPECTED and "micro-batches are added" in found.evidence
+    assert dict(found.undo.values) == {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
 
 
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):

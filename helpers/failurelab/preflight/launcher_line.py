@@ -120,6 +120,8 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
         named = _interpreter(words.pop(0))
     else:
         other = _OTHER_LAUNCHERS.get(command, "Next: failurelab preflight SCRIPT, with --world-size N")
+        if command.endswith((".yaml", ".yml")):
+            other = f"Next: failurelab preflight -- trl grpo --config {words[0]}, or with the launcher that reads it"
         known = "accelerate launch, torchrun, deepspeed, trl, python"
         raise LaunchError(f"{command or 'nothing'} is no launcher that preflight reads ({known}). {other}")
     interpreter = python or named or sys.executable

@@ -70,6 +70,7 @@ def add_mask(model, args, kwargs):
 for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
     each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
 _WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
+_BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
 _LIBRARIES = ("trl", "transformers", "builtins")
 _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _FEW = 4  # methods of a script's own that are taken out one after the other
@@ -245,7 +246,14 @@ class StepJudge(TrainerCallback):
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
-        yield Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
+        said = f"step {report.step}: {report.reason}{where}"
+        if not own and not self.replaced and report.named == "accumulation":
+            why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
+            yield Finding.suspected(
+                failure, f"{said.removesuffix('.')}; the release's own trainer does this", why, repair, undo=undo
+            )
+        else:
+            yield Finding(failure, said, repair, undo=undo)
         if failure == "F3b" and "temperature" in report.line:
             said, why = f"step {report.step}: these scores lack the temperature too", "told alone once F3b is repaired"
             yield Finding.suspected("F15", said, why, _REPAIRS["F15"])
@@ -278,15 +286,20 @@ class StepJudge(TrainerCallback):
             "no attention mask": Statement(_WITH_MASK),
         }
         if not own and named == "accumulation":
-            return _WITHOUT_ACCUMULATION, Arguments({"gradient_accumulation_steps": 1})
+            given = self.training.arguments
+            accumulated, on_device = (given.get(name) or least for name, least in _BATCH.items())
+            whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
+            return _WITHOUT_ACCUMULATION, Arguments(whole)
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
         undo = undos.get(failure) or undos.get(named) or _without(own)
+        if failure == "F3b" and own:  # the versions may be innocent
+            words, undo = _OTHERWISE, (*_flat(_without(own)), LOGITS_REPAIRED)
         if self.replaced:  # what the script itself has put there is looked at first
             names = ", ".join(each.name for each in self.replaced)
             words = f"Take out what the script puts in the place of {names}, or correct it."
             patches = [_without_patch(self.training, [each]) for each in self.replaced]
             patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
-            undo = (*patches, *(undo if isinstance(undo, tuple) else [undo] * bool(undo)))
+            undo = (*patches, *_flat(undo))
         return words, undo
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
@@ -369,6 +382,10 @@ def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutP
     names = tuple(each.name.rpartition(".")[2] for each in replaced)
     script = [training.source.path] if training.source else []
     return WithoutPatches(names, tuple(dict.fromkeys([*(each.file for each in replaced), *script])))
+
+
+def _flat(undo: Any) -> Sequence[Repair]:
+    return undo if isinstance(undo, tuple) else [undo] * bool(undo)
 
 
 def _without(own: Sequence[WithoutMethod]) -> Repair | tuple[Repair, ...] | None:
