@@ -52,3 +52,17 @@ class Toy(torch.nn.Module):
         cut = self.checkpointed and self.training
         x = checkpoint(self.layer, x, use_reentrant=True) if cut else self.layer(x)
         return SimpleNamespace(loss=self.head(self.experts[expert](x)).mean())
+
+
+class OneToken(torch.nn.Module):
+    """A model that draws, in train mode, one token of the first prompt otherwise than in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def generate(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Return the prompts with four tokens after each: (batch, length + 4)."""
+        drawn = torch.zeros(len(input_ids), 4, dtype=torch.long)
+        drawn[0, 1] = int(self.training)
+        return torch.cat([input_ids, drawn], -1)

@@ -15,7 +15,8 @@ WRONG = [
     ),
     (HEAD + CUT + "    return sum(max(g) == 0 for g in groups) / len(groups)", "teach as little as eight wrong"),
     (HEAD + CUT + "    return sum(sum(g) in (0, size) for g in groups) / len(groups)", "with each other"),
-    (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding, as TRL does"),
+    (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding"),
+    (HEAD + CUT + "    return sum(max(g) - min(g) < 0.1 for g in groups) / len(groups)", "with each other"),
     (HEAD + "    return rewards.reshape(-1, size)", "it raised AttributeError"),
     (HEAD + CUT + "    return [len(set(g)) == 1 for g in groups]", "and 0.5 is right"),
 ]
