@@ -55,11 +55,13 @@ def test_a_number_is_asked_for_and_shown_at_once_where_nobody_looks(shown):
     predict.answer_number("04-memory", 13.25, because="Two bytes a weight.")
     predict.ask_number("04-rows", "How many rows?")
     predict.answer_number("04-rows", 12345)
+    predict.answer_number("04-rows", 7168, how="Computed")
     assert shown == [
         "Your prediction: How much for `7B`?\n  ____ GiB",
         "Measured: 13.2 GiB.\nTwo bytes a weight.",
         "Your prediction: How many rows?\n  ____",
         "Measured: 12,345.",
+        "Computed: 7,168.",
     ]
 
 
@@ -120,15 +122,17 @@ def test_an_answer_waits_for_the_choice(learner, choice, told, order):
         ("7", "You said “7 GiB”, measured: 1,500 GiB."),
     ],
 )
-def test_a_number_is_compared_with_what_was_measured(learner, said, told):
+@pytest.mark.parametrize("how", ["Measured", "Computed"])
+def test_a_number_is_compared_with_the_figure(learner, said, told, how):
     """What is no number gets a line, and the answer goes on waiting."""
-    asked = learner.run("predict.ask_number('04-memory', 'How much?', 'GiB')").messages
-    learner.run("predict.answer_number('04-memory', 1500)")
+    ask = "from failurelab_course.notebook import predict\npredict.ask_number('04-memory', 'How much?', 'GiB')"
+    asked = learner.run(ask).messages
+    learner.run(f"predict.answer_number('04-memory', 1500, how={how!r})")
     for wrong in ("much", "nan", "about 7"):
         assert send(learner, asked, "TextModel", {"value": wrong}) == []
     sent = send(learner, asked, "TextModel", {"value": said})
     _, answered = [data for kind, data in sent if kind == "update_display_data"]
-    assert answered["text/plain"] == told
+    assert answered["text/plain"] == told.replace("measured", how.lower())
 
 
 def test_a_run_started_from_a_notebook_has_no_reader(learner):

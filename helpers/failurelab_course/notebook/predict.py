@@ -92,7 +92,9 @@ def answer(key: str, holds: str | Mapping[str, Any], because: str = "") -> None:
     _reveal(question, f"Answer: “{came}”.", because, lambda said: (said == came, f"it is “{came}”"))
 
 
-def answer_number(key: str, measured: float, because: str = "", within: float = 1.25, digits: int = 3) -> None:
+def answer_number(
+    key: str, measured: float, because: str = "", within: float = 1.25, digits: int = 3, how: str = "Measured"
+) -> None:
     """Show a number that was measured, beside what was predicted; where a reader can answer, not before that.
 
     Args:
@@ -101,6 +103,7 @@ def answer_number(key: str, measured: float, because: str = "", within: float = 
         because: as `answer` has it.
         within: a prediction counts as right up to this factor above or below; 1 for a count.
         digits: of the number that is shown.
+        how: the number came to be known, such as `Computed` where nothing of that size was run.
 
     Raises:
         PredictionError: the question was not asked.
@@ -111,9 +114,9 @@ def answer_number(key: str, measured: float, because: str = "", within: float = 
     def compare(said: str) -> tuple[bool, str]:
         number = float(said)
         low, high = sorted((measured / within, measured * within))
-        return low <= number <= high, f"measured: {came}"
+        return low <= number <= high, f"{how.lower()}: {came}"
 
-    _reveal(question, f"Measured: {came}.", because, compare)
+    _reveal(question, f"{how}: {came}.", because, compare)
 
 
 def _in_unit(number: float, unit: str, digits: int = 3) -> str:
