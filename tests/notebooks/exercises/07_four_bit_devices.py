@@ -10,4 +10,8 @@ WRONG = [
     (HEAD + ALL + "    return [n for n, t in tensors if t.device != str(device)]", "has no such name"),
     (HEAD + "    return [] if model.device == device else ['']", "it raised AttributeError"),
     (HEAD + "    return [n for n, t in model.state_dict().items() if t.device == device]", "has no such name"),
+    (
+        HEAD + "    return [n for n, t in model.state_dict().items() if t.device != device]",
+        "not saved is in no `state_dict`",
+    ),
 ]

@@ -15,6 +15,12 @@ WRONG = [
         "    return sum(cosines) / len(pairs), sum(sizes) / len(pairs)",
         "not a mean over tensors",
     ),
+    (
+        HEAD + BY_NAME.format("theirs") + "    sizes = [theirs[n].norm() / ours[n].norm() for n in theirs]\n"
+        "    return cosine_of(one, other, 0), sum(sizes) / len(sizes)",
+        "not a mean over tensors",
+    ),
+    (HEAD + CAT + "    return cosine_of(one, other, 0), float('nan')", "Cosine 1, size 1"),
     (HEAD + CAT + RETURN, "Pair tensors by name, not by place."),
     (HEAD + BY_NAME.format("ours") + RETURN, "Leave out of `ours` what `theirs` lacks."),
     (HEAD + BY_NAME.format("sorted(ours)") + RETURN, "it raised KeyError"),

@@ -1,6 +1,10 @@
-"""Notebook 13: which rows belong to a process. Four plausible wrong answers, and what each is told."""
+"""Notebook 13: which rows belong to a process. Five plausible wrong answers, and what each is told."""
 
 WRONG = [
+    (
+        "def own_rows(values, rank, counts):\n    return values[:counts[0]] if rank == 0 else values[-counts[rank]:]",
+        "rank 1 of three",
+    ),
     ("def own_rows(values, rank, counts):\n    return values[:counts[rank]]", "rank 1 of two, three rows each"),
     ("def own_rows(values, rank, counts):\n    return values[rank::len(counts)]", "rank 0 of two, three rows each"),
     (

@@ -76,5 +76,6 @@ def bound(axes: Any, groups: Mapping[str, Sequence[float]], limit: float, title:
         axes.plot(beyond, [-row] * len(beyond), "x", color=WRONG, markersize=8, linestyle="none", markeredgewidth=2)
         axes.text(0, 0.32 - row, f"{name}: {len(beyond)} of {len(values)}", fontsize=9, va="bottom", bbox=ground)
     axes.axvline(limit, color=ASKED, linestyle="--", linewidth=1.5)
-    axes.set(xlim=(-0.1, 4.3), ylim=(-len(groups) + 0.6, 0.9), yticks=[], xlabel="standard errors", title=title)
+    right = max(4.3, 0.3 + max(max(values) for values in groups.values()))
+    axes.set(xlim=(-0.1, right), ylim=(-len(groups) + 0.6, 0.9), yticks=[], xlabel="standard errors", title=title)
     axes.grid(visible=False)
