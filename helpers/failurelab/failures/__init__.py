@@ -120,7 +120,8 @@ def upgrades(failure: Failure, versions: Mapping[str, str]) -> list[str]:
         good = [
             version
             for version in known
-            if stack.holds(there := {**versions, package: version})
+            if Version(version) > Version(versions[package])
+            and stack.holds(there := {**versions, package: version})
             and not affected(failure, there)
             and not any(affected(other, there) for other in all() if other.id not in had)
         ]

@@ -30,12 +30,14 @@ def errors_noted(
     `log` of the trainer's own reads numbers that a cut run has not.
     """
     findings: dict[str, Finding] = {}
-    as_given = object.__new__(type(trainer.args))
-    vars(as_given).update(vars(trainer.args) | {name: asked[name] for name in ALWAYS_AS_GIVEN if name in asked})
+    cut = as_given = getattr(trainer, "args", None)
+    if cut is not None:
+        as_given = object.__new__(type(cut))
+        vars(as_given).update(vars(cut) | {name: asked[name] for name in ALWAYS_AS_GIVEN if name in asked})
 
     def called(method: Callable[..., Any], name: str, *args: Any, **more: Any) -> Any:
         library = not own.holds(getattr(getattr(method, "__code__", None), "co_filename", "<"))
-        if library and args and args[0] is trainer.args:
+        if library and args and args[0] is cut:
             args = (as_given, *args[1:])
         begins = library and name.endswith(".on_train_begin")  # nothing is trained then that a cut could change
         try:
