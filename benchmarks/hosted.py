@@ -64,7 +64,23 @@ def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, vari
     # The PATH has the system's programs, without those that a hosted runtime may lack.
     programs = folder / "programs"
     programs.mkdir()
-    for name in ("sh", "bash", "env", "g++", "gcc", "cc", "c++", "as", "ld", "which", "uname", "ldconfig"):
+    for name in (
+        "sh",
+        "bash",
+        "env",
+        "g++",
+        "gcc",
+        "cc",
+        "c++",
+        "as",
+        "ld",
+        "which",
+        "uname",
+        "ldconfig",
+        "sort",
+        "tail",
+        "cat",
+    ):
         if found := shutil.which(name):
             (programs / name).symlink_to(found)
     spec = {
