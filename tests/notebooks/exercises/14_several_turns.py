@@ -10,5 +10,9 @@ WRONG = [
         HEAD + LOOP + "            return place or -1\n    return -1 if len(drawn) == len(scored) else len(scored)",
         "the first id",
     ),
+    (
+        HEAD + LOOP + "            return place\n    return len(scored) if len(scored) < len(drawn) else -1",
+        "an id that was added at the end",
+    ),
     (HEAD + LOOP + "            return place\n    return len(drawn)", "the same ids"),
 ]
