@@ -256,7 +256,9 @@ def judge(answer: Answer, failures: list[str], refused: str = "") -> Record:
     concerned = [finding for finding in answer.findings if finding.failure in failures]
     if accused := [finding for finding in concerned if finding.accuses]:
         first = accused[0]
-        state = LOUD if first.ends or (first.failure == "F22" and answer.error) else SILENT
+        # Preflight stops before a backward pass that it knows to end in an error, and says so.
+        ends = first.ends or 'ends in "element 0' in first.evidence
+        state = LOUD if ends or (first.failure == "F22" and answer.error) else SILENT
         sure = {} if first.verdict in (Verdict.FOUND, Verdict.NAMED) else {"read": True}
         return {"state": state, "failure": first.failure, "said": first.evidence, **sure}
     if held := [finding for finding in concerned if finding.verdict is Verdict.HELD]:

@@ -137,6 +137,7 @@ def test_an_index_that_is_not_there(monkeypatch):
         (Answer(error="probe.py, line 4, ended by itself before training: NOT THERE: RLOOTrainer"), "not there"),
         (Answer(findings=[Finding("F2", "element 0", ends=True)], error="element 0"), "loud"),
         (Answer(findings=[Finding("F1", "24 of 25")]), "silent"),
+        (Answer(findings=[Finding("F2", '8 of 8: the first backward pass ends in "element 0 of tensors"')]), "loud"),
         (Answer(findings=[Finding.held("F1", "all 26", "planted")]), "no failure"),
         (Answer(findings=[Finding.not_checked("F1", "no step")]), "not measured"),
         (Answer(error="ended in TypeError"), "could not run"),
