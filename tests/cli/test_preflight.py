@@ -27,7 +27,7 @@ ONE_OF_EACH = [
     "misaligned_and_temperature",  # F3b, F15
     "trl_grpo_015",  # F15, F3a, with a reward model and the script that trl itself has
     "adapter_again_014",  # F8
-    "zero3_014",  # healthy, under ZeRO-3
+    "zero3_014",  # a DeepSpeed configuration that contradicts the arguments
     "qlora_current_device",  # F5
     "batch_today",  # F22
 ]
