@@ -405,7 +405,8 @@ def test_a_library_s_callback_and_a_log_of_the_trainer_s_own(tmp_path):
         assert early.on_train_begin(None, trainer.state, "control") == "control"
         assert trainer.log({"loss": 1.0}) is None and trainer.log({"kl": 2.0}) == 2.0
     assert [each.part for each in found] == ["Early.on_train_begin", "Own.log"]
-    assert {each.verdict for each in found} == {Verdict.NOT_CHECKED} and "log" not in vars(trainer)
+    # What a library's callback asserts before the training, no cut could change.
+    assert [each.verdict for each in found] == [Verdict.SUSPECTED, Verdict.NOT_CHECKED] and "log" not in vars(trainer)
 
 
 DEMANDS = """

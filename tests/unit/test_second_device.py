@@ -51,8 +51,9 @@ MOVED_LATER = (
     "together.advantages_between "
     # What an engine said of its tokens is kept on the CPU, and beside it what the policy says; ranks add up there.
     "engine_gap.told_by_engine ranks.Ranks recorder._tensor "
-    # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
-    "plan._copy plan.planned_rates vllm_stand_in.LLM"
+    # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here, toys and drawings.
+    "plan._copy plan.planned_rates vllm_stand_in.LLM toys.OneToken toys.Toy rounding.number_line "
+    "sequences.shares sequences.walks"
 )
 FACTORIES = {"tensor", "zeros", "ones", "arange", "randint", "rand", "randn", "full", "empty", "linspace", "randperm"}
 
