@@ -54,3 +54,19 @@ def no_precision_is_left():
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     yield
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher_is_left():
+    """With an engine in its own process trl writes a launcher's variables, and a later trainer would be its rank 0."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    if before != {name: os.environ.get(name) for name in names}:
+        from accelerate.state import AcceleratorState
+
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        AcceleratorState._reset_state(reset_partial_state=True)
