@@ -87,7 +87,8 @@ def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, vari
         "argv": [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
         "display_name": "a hosted runtime",
         "language": "python",
-        "env": variables | {"PATH": f"{python.parent}{os.pathsep}{programs}", "PYTHONPATH": ""},
+        "env": variables
+        | {"PATH": f"{python.parent}{os.pathsep}{programs}", "PYTHONPATH": "", "FAILURELAB_EVIDENCE": ""},
     }
     (kernels / "kernel.json").write_text(json.dumps(spec))
     started, error = time.monotonic(), ""
@@ -143,7 +144,7 @@ def main() -> None:
             runtime = folder / f"runtime-{wanted}"
             python = make_runtime(runtime)
             variables = {
-                "FAILURELAB_SOURCE": archive.as_uri(),
+                "FAILURELAB_COURSE": archive.as_uri(),
                 "UV_CACHE_DIR": str(cache),
                 "PIP_NO_CACHE_DIR": "1",
                 "UV_FIND_LINKS": install.find_links(),
