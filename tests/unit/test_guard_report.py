@@ -45,6 +45,13 @@ def test_each_guard_leaves_what_it_measured(tmp_path):
     assert [notice["guard"] for notice in train(tmp_path, guards.GradientGuard("stop"))] == ["GradientGuard"]
 
 
+def test_a_guard_that_had_nothing_to_check_says_so(tmp_path):
+    """Its failure did not hold: a plain trainer draws no rollouts, and two steps are too few for UpdateGuard."""
+    notices = train(tmp_path, guards.GradientGuard("stop"), guards.RolloutGuard(), guards.UpdateGuard())
+    kinds = {notice["guard"]: notice["kind"] for notice in notices}
+    assert kinds == {"GradientGuard": "held", "RolloutGuard": "n/a", "UpdateGuard": "n/a"}
+
+
 def test_a_run_that_is_stopped_has_left_why(tmp_path):
     with pytest.raises(guards.GuardTripped):
         train(tmp_path, Finds("stop"))

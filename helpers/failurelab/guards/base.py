@@ -1,6 +1,7 @@
 """What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for.
 
-What the guards of a run measured is left in its output folder, `failurelab.json`, which `failurelab diagnose` reads.
+What the guards of a run measured is left in its output folder, `failurelab.json`, which `failurelab diagnose` reads: a
+line for each notice, of kind `found`, `note`, `not checked`, `held`, or `n/a`, where there was nothing to check.
 """
 
 import contextlib
@@ -76,6 +77,7 @@ class Guard(TrainerCallback):
         self.action = action
         self.report: Any = None
         self._failed: set[Any] = set()  # what could not be checked in this run, each said once
+        self._has_said = False  # anything in this run
         self._listening = contextlib.ExitStack()
         self._file: pathlib.Path | None = None  # where the run's report lies; None outside a run
 
@@ -86,8 +88,10 @@ class Guard(TrainerCallback):
                 setattr(cls, name, _checked(method))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop listening."""
+        """Stop listening; a guard that has said nothing had nothing to check."""
         self._check(self._stop)
+        if not self._has_said:
+            self._nothing_to_check("what it looks at did not occur in this run")
 
     def _stop(self) -> None:
         self._listening.close()
@@ -139,6 +143,11 @@ class Guard(TrainerCallback):
         self._leave("held", message)
         _log.info("%s: %s", type(self).__name__, message)
 
+    def _nothing_to_check(self, message: str) -> None:
+        """Say at log level INFO that nothing was checked, because there was nothing that could fail, or show it."""
+        self._leave("n/a", message)
+        _log.info("%s: %s", type(self).__name__, message)
+
     def _begin_report(self, args: Any, state: Any) -> None:
         """Know where the run's report lies: one process writes it, and a new run begins it anew."""
         folder = getattr(args, "output_dir", None)
@@ -152,6 +161,7 @@ class Guard(TrainerCallback):
 
     def _leave(self, kind: str, message: str, failures: tuple[str, ...] = ()) -> None:
         """Write into the run's report; a folder that cannot be written is one warning and ends nothing."""
+        self._has_said = True
         if self._file is None:
             return
         notices = _runs[self._file][1]
@@ -173,6 +183,7 @@ def _checked(method: Callable[..., None]) -> Callable[..., None]:
     def checked(self: Guard, *args: Any, **kwargs: Any) -> None:
         if method.__name__ == "on_train_begin":
             self._failed.clear()
+            self._has_said = False
             self._check(self._begin_report, *args[:2])
         self._check(method, self, *args, **kwargs)
 

@@ -176,7 +176,7 @@ class EngineMismatchGuard(Guard):
             elif self.report.gaps:
                 self._held(f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}")
             elif self._pairs:
-                self._held("no second engine, and a loss of pairs, whose scores are right at temperature 1")
+                self._nothing_to_check("no second engine, and a loss of pairs, whose scores are right at temperature 1")
             elif self._read is None and self._unread and abs(self._sampled() - 1) > _OFF:
                 self._could_not_check(
                     f"tokens are drawn at temperature {self._sampled():g}. At which they are scored cannot be read: "
@@ -184,8 +184,8 @@ class EngineMismatchGuard(Guard):
                 )
             elif self._read is not None:
                 self._held(f"no second engine, and tokens are scored at the sampling's temperature, {self._read:.2f}")
-            else:
-                self._held("the trainer generates by itself: there is no second engine to compare with")
+            elif not getattr(args, "use_vllm", False):
+                self._nothing_to_check("the trainer generates by itself: there is no second engine to compare with")
         super().on_train_end(args, state, control)
 
     def _listen_to_function(self, trainer: Any) -> None:

@@ -45,7 +45,7 @@ class Zero3Guard(Guard):
         self.report, self._watched = None, 0
         trainer = self._trainer()
         if trainer is None or not zero3.partitioned(trainer.model):
-            self._held("no parameter is partitioned by ZeRO-3, so there is nothing to watch")
+            self._nothing_to_check("no parameter is partitioned by ZeRO-3, so there is nothing to watch")
             return
         watched: list[tuple[Any, str, Any]] = [(trainer.accelerator, "unwrap_model", self._around_unwrap)]
         if callable(getattr(trainer.model, "generate", None)):
