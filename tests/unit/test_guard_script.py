@@ -166,7 +166,7 @@ def test_the_guards_of_the_page_stop_a_run_that_trains_nothing(model, tokenizer,
     ids=["before-trl-wraps", "before-the-wrap", "frozen-with-reference", "frozen", "frozen, stopped"],
 )
 def test_an_adapter_that_no_optimizer_holds(model, tokenizer, tmp_path, change, action):
-    """Stopped before the first step; or, as it goes on, told again when three steps have changed nothing."""
+    """Told, or stopped, before the first step."""
     trainer = build(model, tokenizer, tmp_path, **change)
     before = {name: tensor.detach().clone() for name, tensor in trainer.model.named_parameters() if "lora" in name}
     if action == "stop":
@@ -175,15 +175,12 @@ def test_an_adapter_that_no_optimizer_holds(model, tokenizer, tmp_path, change, 
         assert trainer.state.global_step == 0 and not stopped.value.report.learns
         return
     try:
-        own, said = watch(trainer)
+        _, said = watch(trainer)
     except RuntimeError as error:  # torch's own end of a run without anything to go backward through
         assert "element 0" in str(error) and change["adapter"] == "frozen"  # trl 0.14 with a reference too
         return
     now = dict(trainer.model.named_parameters())
     assert all(torch.equal(now[name].detach(), before[name]) for name in before)  # it is what they say
-    assert len(said["GradientGuard"]) == len(said["UpdateGuard"]) == 1
-    report = own["UpdateGuard"].report
-    assert report.held == 0 and len(report.unchanged) == report.tensors
-    if "optimizer" in change:
-        assert "the optimizer holds 0 of 8 trainable tensors" in said["GradientGuard"][0]
-        assert re.search(r"after 3 steps, 0 of \d trainable tensors", said["UpdateGuard"][0])
+    (message,) = said["GradientGuard"]
+    assert "UpdateGuard" not in said
+    assert "optimizer" not in change or "the optimizer holds 0 of 8 trainable tensors" in message

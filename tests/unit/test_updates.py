@@ -148,6 +148,18 @@ def test_steps_that_round_to_nothing_are_told():
             guards.UpdateGuard(**wrong)
 
 
+class Elsewhere(torch.optim.AdamW):
+    """Steps copies that nobody reads."""
+
+    def step(self, closure=None):
+        """Step them."""
+
+
+def test_steps_that_change_nothing_are_no_rounding():
+    guard, messages = run(low(torch.float32), [1e-3] * 6, optimizer=Elsewhere)
+    assert len(messages) == 1 and "that is no rounding" in messages[0] and guard.report.changed == 0
+
+
 def test_float32_is_measured_too():
     """A usual step changes all that has a gradient, and that is counted; one far too small is lost there too."""
     guard, messages = run(low(torch.float32), [1e-6] * 6)
