@@ -2,8 +2,6 @@
 
 import dataclasses
 import types
-from importlib.metadata import PackageNotFoundError
-from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from small import lora
 from torch import nn
 
 from failurelab import guards, placement, simulate
-from failurelab.placement import problems
 from failurelab.placement.dtypes import find_mixed_precision
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -73,16 +70,11 @@ def test_scales_on_another_device_are_found():
 
 
 def test_what_does_not_belong_together_is_named(model):
-    """A head, tied by the config, two tensors in fact: trained apart. And two quantizations."""
+    """A head, tied by the config, two tensors in fact: trained apart."""
     assert model.config.tie_word_embeddings and placement.check(model, "cpu").problems == ()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     (problem,) = placement.check(model, "cpu").problems
     assert "lm_head" in problem and "model.embed_tokens" in problem and "trained apart" in problem
-    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))  # in 4 bit, in 8: whoever asks for one treats all alike
-    for layer, kind in zip(mixed, ("Params4bit", "Int8Params")):
-        layer.weight = type(kind, (nn.Parameter,), {})(torch.ones(2, 2))
-    (problem,) = (each for each in placement.check(mixed, "cpu").problems if "8 bit" in each)
-    assert "(0)" in problem and "(1)" in problem
 
 
 def test_offloaded_modules_are_named():
@@ -102,25 +94,6 @@ def test_several_visible_gpus_in_one_process_are_a_problem(monkeypatch):
     assert len(said) == 1 and "accelerate launch" in said[0]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not any("DataParallel" in each for each in placement.check(layer, "cuda:0", visible=2).problems)
-
-
-def test_a_missing_native_library_is_a_sentence(monkeypatch):
-    """The package imports without its library; the report says so before a layer fails, and where to look."""
-    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    monkeypatch.setattr(problems, "_load_library", lambda: (None, "libcudart.so.12: cannot open shared object file"))
-    said = problems.find_native_problem(gpu)
-    assert "without its native library (libcudart.so.12" in said and "python -m bitsandbytes" in said
-    stand_in = type("ErrorHandlerMockBNBNativeLibrary", (), {})()
-    monkeypatch.setattr(problems, "_load_library", lambda: (stand_in, ""))
-    assert problems.find_native_problem(gpu) and not problems.find_native_problem(cpu)
-
-    def broken():
-        raise RuntimeError("CUDA Setup failed\nand much more")
-
-    monkeypatch.setattr(problems, "_load_library", broken)
-    assert "does not import (RuntimeError: CUDA Setup failed)" in problems.find_native_problem(cpu)
-    monkeypatch.setattr(problems.importlib.metadata, "version", mock.Mock(side_effect=PackageNotFoundError))
-    assert "not installed" in problems.find_native_problem(gpu)
 
 
 def test_mixed_precision_is_reported():

@@ -25,7 +25,7 @@ from torch import nn
 
 from failurelab._text import enclosing_name, first_line, list_names
 from failurelab.placement.dtypes import find_mixed_precision, quantized
-from failurelab.placement.problems import accelerate_hooks, find_native_problem, find_problems
+from failurelab.placement.problems import accelerate_hooks, find_problems
 
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
 _PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code", "state2.offset")
@@ -154,18 +154,16 @@ def check(
                     f"{placed.device}, and its input would be on {wanted}"
                 )
     problems += find_problems(model, home)
-    bits = {quantized(parameter) for parameter in model.parameters()} - {0}
+    in_4bit = any(quantized(parameter) == 4 for parameter in model.parameters())
     if visible is None:
         visible = torch.cuda.device_count() if home.type == "cuda" and torch.cuda.is_available() else 1
     alone = int(os.environ.get("WORLD_SIZE", "1") or 1) <= 1
-    if visible > 1 and alone and 4 in bits and not getattr(model, "is_model_parallel", False):
+    if visible > 1 and alone and in_4bit and not getattr(model, "is_model_parallel", False):
         problems.append(
             f"this process sees {visible} GPUs and was started alone: a trainer wraps the model in nn.DataParallel, "
             "whose copies lose the quantization state of 4-bit weights. Next: accelerate launch, one process for each "
             "GPU, or CUDA_VISIBLE_DEVICES=0"
         )
-    if bits and (problem := find_native_problem(home)):
-        problems.append(problem)
     return PlacementReport(
         str(home),
         {kind: tensors[kind] for kind in KINDS if tensors[kind]},
