@@ -4,7 +4,7 @@ Each module is usable alone, needs torch and transformers (`rewards`: hypothesis
 transformers 4.48 to 5.x. What is meant for your own script stands behind the module's name:
 
     adapters    a model made ready for adapters, in the order that works: prepare_peft, is_quantized
-    gradients   which parameters learn: watch, snapshot, gradient_report, not_optimized, checkpointed;
+    gradients   which parameters learn: watch, snapshot, not_optimized, checkpointed;
                 inputs that require grad: require_input_grads, enable_checkpointing
     rollouts    does generation draw from the policy: check, compare; generation that does: safe_generation, repair
     logits      log-probabilities of a completion: completion_logps; are yours its tokens': check_alignment; without all

@@ -6,7 +6,7 @@ graph, and every parameter inside it is cut off. What comes after the last layer
 nothing is raised; if nothing trainable comes after it, backward ends in "element 0 of tensors does not require grad and
 does not have a grad_fn". torch's warning "None of the inputs have requires_grad=True. Gradients will be None" is no
 diagnosis: every pass without gradients gives it too, generation above all, also after the repair. So measure:
-`gradient_report` after one backward pass, or `watch` around a training run.
+`watch` around a backward pass, or around a training run.
 
 Sources: torch.utils.checkpoint.check_backward_validity; https://github.com/huggingface/trl/issues/2671, fixed for GRPO
 in https://github.com/huggingface/trl/pull/2848.
@@ -35,7 +35,6 @@ __all__ = [
     "Snapshot",
     "checkpointed",
     "enable_checkpointing",
-    "gradient_report",
     "input_embeddings",
     "not_optimized",
     "prepare_peft",
@@ -76,34 +75,6 @@ class GradientReport:
         if self.zero_gradient:
             text += f" All zero in {len(self.zero_gradient)}: {list_names(self.zero_gradient)}."
         return f"{text} Next: {self.next_step}" if self.without_gradient and self.next_step else text
-
-
-def gradient_report(model: nn.Module) -> GradientReport:
-    """Return which trainable parameters have a gradient, after a backward pass and before `zero_grad()`.
-
-    Args:
-        model: any module; wrappers such as PEFT's and DistributedDataParallel are fine.
-
-    Raises:
-        GradientError: nothing is trainable; no trainable parameter has a gradient, as before any backward pass; or
-            DeepSpeed ZeRO-3 holds the parameters, whose `.grad` is always empty.
-    """
-    parameters = _trainable(model)
-    if any(hasattr(parameter, "ds_id") for parameter in parameters.values()):
-        raise GradientError(
-            "DeepSpeed ZeRO-3 has partitioned these parameters: their .grad is always None, so a report of it would "
-            "blame healthy ones. Next: `with gradients.watch(model) as watched:` around a step; it listens to the "
-            "backward pass itself."
-        )
-    if all(parameter.grad is None for parameter in parameters.values()):
-        raise GradientError(
-            f"none of the {len(parameters)} trainable tensors has a gradient: no backward pass has run yet, "
-            "zero_grad() has run since, or the backward pass reached none of them. Next: loss.backward(), then "
-            "gradient_report(model) before optimizer.zero_grad(); inside a trainer, gradients.watch(model)."
-        )
-    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    nonzero = {name for name, gradient in gradients.items() if _has_nonzero(gradient)}
-    return _report(model, parameters, set(gradients), nonzero)
 
 
 class GradientWatch:
@@ -153,8 +124,7 @@ def watch(model: nn.Module) -> GradientWatch:
     """Listen to the backward passes of a block.
 
     After `with gradients.watch(trainer.model) as watched: trainer.train()`, `watched.report()` is a `GradientReport`,
-    although the trainer has set the gradients to None since. Unlike `gradient_report` it may say that nothing at all
-    got a gradient.
+    although the trainer has set the gradients to None since.
 
     Raises:
         GradientError: nothing in the model is trainable.

@@ -29,9 +29,9 @@ def logits(model):
 
 
 def backward(model):
-    model.train()
-    model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
-    return gradients.gradient_report(model)
+    with gradients.watch(model.train()) as watched:
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+    return watched.report()
 
 
 def state(model):

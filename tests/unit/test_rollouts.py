@@ -279,7 +279,6 @@ def test_prompts_that_cannot_be_completed_are_errors(model, tokenizer, prompts, 
         rollouts.repair(torch.nn.Linear(1, 1))
 
 
-IMAGE = 31
 SHOWN = torch.tensor([[0, 0, 31, 31, 31, 31, 5, 6], [31, 31, 31, 31, 7, 8, 9, 4], [0, 31, 31, 31, 31, 7, 8, 9]])
 SHOWN_MASK = (torch.arange(8)[None] >= torch.tensor([[2], [0], [1]])).long()
 
@@ -341,25 +340,3 @@ def test_prompts_of_ones_own_come_without_the_trainer_s_images(tokenizer):
     guard = RolloutGuard("warn", prompts=["3+4=", "12+19="], max_new_tokens=4)
     guard, messages = judged(llava(), tokenizer, guard=guard, pixel_values=images())
     assert guard.report.agrees and not messages
-
-
-def test_what_belongs_to_a_row_is_cut_out_of_the_batch():
-    """Patches of all images in one tensor, as Qwen2-VL has them, and types of tokens."""
-    grids = torch.tensor([[1, 2, 2], [1, 4, 2], [1, 2, 4]])
-    ids = torch.tensor([[0] * 4 + [IMAGE] * 4 + [5], [IMAGE] * 8 + [6], [IMAGE] * 8 + [7]])
-    mask = (ids != 0).long()
-    inputs = {
-        "image_grid_thw": grids,
-        "pixel_values": torch.arange(20.0)[:, None],
-        "token_type_ids": (ids == IMAGE).long(),
-        "image_sizes": torch.tensor([[8, 8], [8, 4], [4, 8]]),
-    }
-    rows = [_greedy.inputs_of_row(llava(), inputs, ids, mask, row) for row in range(3)]
-    assert [row["pixel_values"][:, 0].tolist() for row in rows] == [
-        [0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18, 19]
-    ]  # fmt: skip
-    assert [row["image_grid_thw"].tolist() for row in rows] == [[grid] for grid in grids.tolist()]
-    assert [row["image_sizes"].tolist() for row in rows] == [[[8, 8]], [[8, 4]], [[4, 8]]]
-    assert rows[0]["token_type_ids"].tolist() == [[1, 1, 1, 1, 0]]
-    with pytest.raises(ValueError, match="Next"):
-        _greedy.inputs_of_row(llava(), inputs | {"image_grid_thw": grids[:2]}, ids, mask, 0)
