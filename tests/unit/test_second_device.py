@@ -49,8 +49,8 @@ MOVED_LATER = (
     "comparison._Comparer comparison.advantages_of_rounding definition.weighted_sum gradient.Step gradient._same "
     "gradient.advantages gradient.reward_table gradient.row_weights mistakes. solve._say_rows solve.solve "
     "together.advantages_between "
-    # What an engine said of its tokens is kept on the CPU, and beside it what the policy says; ranks add up there.
-    "engine_gap.told_by_engine ranks.Ranks recorder._tensor "
+    # What an engine said of its tokens is kept on the CPU; ranks add up there.
+    "ranks.Ranks recorder._tensor "
     # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here, toys and drawings.
     "plan._copy plan.planned_rates vllm_stand_in.LLM toys.OneToken toys.Toy rounding.number_line "
     "sequences.shares sequences.walks"

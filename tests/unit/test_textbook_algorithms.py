@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 import trl
-from small import lora_config, qwen2, said
+from small import lora_config, qwen2
 from steps import OnlineDPOConfig, OnlineDPOTrainer, before, judges, online_dpo, rloo
 
 from failurelab import guards, textbook
@@ -21,9 +21,9 @@ from failurelab.textbook import (
     fields,
     gradient,
     mistakes,
-    preferences,
     suspects,
 )
+from failurelab.textbook.definition_online_dpo import prefer
 from failurelab.textbook.rows import Row
 
 NO_RLOO = before("0.22")  # another trainer, with a loop of its own
@@ -147,22 +147,6 @@ def test_online_dpo_with_step_guard_ends_at_the_same_weights(trained, tokenizer,
     assert guard.report.verdict == "HELD" and all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
 
 
-@needs_online_dpo
-def test_a_preference_that_is_another_one_when_asked_again_is_told(pairs):
-    calls = []
-
-    def turns(completions, **_):
-        calls.append(len(completions))
-        again = len(calls) > (16 if judges() else 1)  # a judge is asked of each pair
-        return [(-1) ** again * float(len(text)) for text in completions]
-
-    made = pairs(reward=turns)
-    made.add_callback(guards.StepGuard(made, ask_again=True))
-    with said() as messages:
-        made.train()
-    assert any("answers otherwise when asked again" in line for line in messages), messages
-
-
 @needs_rloo
 def test_rloo_with_step_guard_ends_at_the_same_weights(trained, tokenizer, tmp_path):
     ended = []
@@ -218,10 +202,6 @@ def warm(logps, mask, given):
     return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
 
 
-def whole_length(logps, mask, given):
-    return logps / mask.sum(1, keepdim=True)
-
-
 def without_reference(logps, mask, given):
     return logps if torch.is_grad_enabled() else torch.zeros_like(logps)
 
@@ -237,16 +217,15 @@ def without_first(mask, ids, end):
 
 
 PLANTED = {
-    "reference left out": (scored(without_reference), {}, None, "reference left out"),
+    "reference left out": (scored(without_reference), {}, None, None),
     "shifted by one": (scored(shifted), {}, None, "scores shifted by one"),
     "temperature": (scored(warm), {"temperature": 0.7}, None, "temperature of the sampling"),
-    "divided by its length": (scored(whole_length), {}, None, "divided by a completion's tokens"),
     "end left out": (masked(without_end), {}, None, "last token left out"),
     "first left out": (masked(without_first), {}, None, "first token left out"),
     "padding": (masked(lambda mask, ids, end: torch.ones_like(mask)), {}, None, "padding is trained on"),
     "swapped": (None, {}, -0.1, "chosen and rejected swapped"),
     "swapped later": (None, MOVED | {"beta": 2.0}, -2.0, "chosen and rejected swapped"),
-    "beta": (None, MOVED | {"beta": 2.0}, 4.0, "beta"),
+    "beta": (None, MOVED | {"beta": 2.0}, 4.0, None),
 }
 
 
@@ -273,14 +252,6 @@ def test_a_mistake_planted_in_online_dpo_is_named(case, model, pairs):
         made._beta = beta
     report = compare(made, (options.get("max_steps", 1),))
     assert report.verdict == "FOUND" and report.named == named, report
-
-
-@needs_online_dpo
-def test_a_factor_at_the_first_step_may_be_beta_and_is_not_named(pairs):
-    made = pairs()
-    made._beta = 0.3
-    report = compare(made)
-    assert report.verdict == "FOUND" and report.named is None and "beta (0.3 in place of 0.1)" in report.reason
 
 
 @needs_online_dpo
@@ -321,11 +292,11 @@ def test_a_mistake_planted_in_rloo_is_named(change, named, groups):
 
 @needs_rloo
 @pytest.mark.parametrize("times", [0.0, -1.0])
-def test_a_divergence_that_the_rewards_lack_is_named(times, groups):
+def test_a_divergence_that_the_rewards_lack_is_found(times, groups):
     made = groups(**MOVED | {"beta": 0.5, "learning_rate": 3e-3})
     made.beta *= times
     report = compare(made, (4,))
-    assert report.verdict == "FOUND" and report.named == "KL divergence", report
+    assert (report.verdict, report.named) == ("FOUND", None) and "other weights" in report.reason, report
 
 
 # Each suspect as a trainer would make it: its gradient is held against the definition's, on rows made by hand.
@@ -395,19 +366,12 @@ OPTIONS = {
 }
 
 
-def options_for(definition, suspect):
-    """Normalized advantages hide what is the same for all, and what is done without being asked for."""
-    hidden = suspect.name == "baseline" or "without being asked" in suspect.line
-    given = OPTIONS[definition.name]
-    return dataclasses.replace(given, normalize_advantages=False) if hidden else given
-
-
 SUSPECTS = [
     (definition, suspect)
     for definition in (textbook.RLOO, textbook.ONLINE_DPO)
     for known in [mistakes.suspects_of(definition.name)]
     for suspect in (*known.scores, *known.others)
-    if suspect.when(rows_of_pairs(), options_for(definition, suspect))
+    if suspect.when(rows_of_pairs(), OPTIONS[definition.name])
 ]
 
 
@@ -429,13 +393,14 @@ def test_all_but_other_temperatures_are_tried():
 def test_each_suspect_is_named(definition, suspect):
     names = {field.name for field in dataclasses.fields(definition)}
     assert len(suspect.change) == 1 and set(suspect.change) <= names
-    explanation = Asks(definition, options_for(definition, suspect)).explain(suspect.replace(definition))
+    explanation = Asks(definition, OPTIONS[definition.name]).explain(suspect.replace(definition))
     assert explanation.named == suspect.name or (suspect.name in explanation.text and explanation.named is None)
 
 
 def test_what_is_no_mistake_of_these_is_not_named():
     asked = Asks(textbook.ONLINE_DPO, OPTIONS["Online DPO"])
-    other = dataclasses.replace(textbook.ONLINE_DPO, preference=lambda margin, options: -margin.tanh())
+    weights = torch.linspace(1, 2, 16)
+    other = dataclasses.replace(textbook.ONLINE_DPO, advantages=lambda *given: prefer(*given) * weights)
     assert asked.explain(other).named is None
 
 
@@ -461,13 +426,6 @@ def test_a_prompt_of_which_nothing_is_left_is_told():
     asked = Asks(textbook.ONLINE_DPO, dataclasses.replace(OPTIONS["Online DPO"], max_length=6))
     with pytest.raises(ValueError, match="leaves no token of a prompt"):
         asked.gradient(asked.options)
-
-
-def test_a_judge_is_asked_again_by_messages():
-    judge = type("Judge", (), {"judge": lambda self, prompts, pairs: [0, 1, -1]})()
-    texts = [[{"role": "assistant", "content": str(number)}] for number in range(6)]
-    paid = preferences.ask_judge(judge, ["a", "b", "c"], texts)
-    assert paid == [1.0, 0.0, None, 0.0, 1.0, None]
 
 
 @needs_online_dpo

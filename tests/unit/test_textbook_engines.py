@@ -73,35 +73,12 @@ def weighed(change):
 
 @pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
 @pytest.mark.parametrize(
-    ("mode", "change", "line"),
-    [
-        ("token_truncate", torch.ones_like, "left out"),
-        ("sequence_truncate", lambda weights: (1 / weights).clamp(max=100), "upside down"),
-    ],
+    ("mode", "change"),
+    [("token_truncate", torch.ones_like), ("sequence_truncate", lambda weights: (1 / weights).clamp(max=100))],
+    ids=["left out", "upside down"],
 )
-def test_a_correction_that_is_another_one_is_named(mode, change, line, monkeypatch, model, tokenizer, make):
+def test_a_correction_that_is_another_one_is_found(mode, change, monkeypatch, model, tokenizer, make):
     options = colocate(monkeypatch, Engine(model, tokenizer, stale=True)) | {"max_steps": 2, "learning_rate": 5e-3}
     options |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 100.0}
     report = compare(make(options, kind=planted(inputs=weighed(change))), (2,))
-    assert (report.verdict, report.named) == ("FOUND", "the engine's weights") and line in report.line, report
-
-
-@pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
-@pytest.mark.parametrize(
-    ("wrong", "cause", "step"),
-    [
-        ({}, "agree", 1),
-        ({"stale": True}, "F16", 3),
-        ({"scaled": False}, "F15", 1),
-        ({"spoil": lambda scores: scores[1:] + scores[:1]}, "F18", 1),
-    ],
-)
-def test_what_an_engine_says_of_its_tokens_is_told_beside_the_cosine(
-    wrong, cause, step, monkeypatch, model, tokenizer, make
-):
-    """It is no part of the verdict: the weights of the loss are right, of whatever the engine says."""
-    options = colocate(monkeypatch, Engine(model, tokenizer, **wrong))
-    options |= {"temperature": 0.8, "learning_rate": 1e-2, "max_steps": step}
-    options |= {"vllm_importance_sampling_mode": "token_truncate"}
-    report = compare(make(options), (step,))
-    assert held(report) and cause in report.engine and report.engine in str(report), report
+    assert (report.verdict, report.named) == ("FOUND", None), report

@@ -9,14 +9,9 @@ divided by the wrong number raise nothing, and their curves look healthy. Where 
 explain the difference, it prints those that the trainer gave beside those of the definition.
 """
 
-import contextlib
-import dataclasses
 import functools
-import math
 import weakref
 from typing import Any
-
-import torch
 
 from failurelab import textbook
 from failurelab.guards.base import Guard
@@ -36,8 +31,6 @@ class StepGuard(Guard):
         trainer: the trainer that it is added to; callbacks are not given it.
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
         every: compare at the first optimizer step, and then at every step whose number this divides; None: the first.
-        ask_again: ask the reward functions a second time for the compared step, and tell where they answer otherwise.
-            Rewards can cost money, or run what a model wrote, so this is off.
         suspects: look for what explains a wrong gradient, at the price of about twenty more passes, once.
     """
 
@@ -49,13 +42,12 @@ class StepGuard(Guard):
         action: str = "warn",
         *,
         every: int | None = None,
-        ask_again: bool = False,
         suspects: bool = True,
     ):
         super().__init__(action)
         if every is not None and every < 1:
             raise ValueError(f"every={every}: at least one step lies between two comparisons")
-        self.every, self.ask_again, self.suspects = every, ask_again, suspects
+        self.every, self.suspects = every, suspects
         self._trainer = weakref.ref(trainer)
         self._recorder: textbook.Recorder | None = None
         self._first = 1
@@ -96,20 +88,13 @@ class StepGuard(Guard):
         evidence = self._recorder.evidence()
         ranks = evidence.ranks
         with keep_random_state():
-            report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects)
-            if self.ask_again:
-                again = _ask_again(self._recorder.functions, evidence)
-                with contextlib.suppress(RanksApart):  # which the comparison has told of
-                    again = next(filter(None, ranks.share(again)), "")
-                report = dataclasses.replace(report, again=again)
-        self.report = report
+            report = self.report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects)
         if ranks.number and self.action != "stop" and not ranks.split:
-            return  # the same is said by rank 0
+            self._has_said = True  # the same, by rank 0
+            return
         for line in report.not_shown:
-            self._held(f"step {report.step}, NOT CHECKED: {line}")
-        if report.engine:
-            self._held(f"step {report.step}: {report.engine}")
-        found = [line for line in (report.texts, report.again) if line]
+            self._nothing_to_check(f"step {report.step}, NOT CHECKED: {line}")
+        found = [report.texts] if report.texts else []
         if report.verdict == "FOUND":
             found.insert(0, report.reason)
         if found:
@@ -127,27 +112,3 @@ class StepGuard(Guard):
             if self.every is None:
                 self._recorder = None
                 self._stop()
-
-
-def _ask_again(functions: list[Any], evidence: textbook.Evidence) -> str:
-    """Ask each reward function what it was asked before; return what differs, or an empty text."""
-    lines = []
-    for asked in evidence.asked:
-        for index, (args, kwargs) in asked.kwargs.items():
-            function = functions[index]
-            if isinstance(function, torch.nn.Module):
-                continue
-            answers = function(*args, **kwargs)
-            if hasattr(answers, "__await__"):
-                answers.close()
-                continue
-            again = [None if value is None else float(value) for value in answers]
-            other = sum(not _same(one, two) for one, two in zip(asked.rewards[index], again, strict=True))
-            if other:
-                name = getattr(function, "__name__", type(function).__name__)
-                lines.append(f"the reward function {name} answers otherwise when asked again, {other} of {len(again)}")
-    return "; ".join(lines)
-
-
-def _same(one: float | None, two: float | None) -> bool:
-    return one == two or (one is not None and two is not None and math.isnan(one) and math.isnan(two))

@@ -15,10 +15,8 @@ from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import SMALL, Definition
 from failurelab.textbook.definition_online_dpo import say_ties
-from failurelab.textbook.engine_gap import told_by_engine
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
-    EXACT,
     TIE,
     Gradient,
     OutOfMemory,
@@ -27,7 +25,6 @@ from failurelab.textbook.gradient import (
     Step,
     Tally,
     advantages,
-    entropy_sum,
     expected_gradient,
     reward_table,
 )
@@ -44,7 +41,6 @@ BLIND = 0.5  # a floor from which on a direction cannot be told from another
 # Nats between a policy and a reference that is the same: on some processors their log-probabilities differ in the last
 # bits (5e-6 was seen), and then a KL term has a gradient that is rounding alone.
 SAME = 3e-5
-NEAR_TARGET = 0.02  # of an entropy: what rounding, or an entropy that is computed in parts, makes of it
 CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"
@@ -80,8 +76,6 @@ class Comparison:
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
-        engine: what an engine says of its tokens, beside what the policy says; "" where none drew, or it said nothing.
-        again: what asking the reward functions again has shown; "" if they were not asked.
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
         variants: the trainer's gradient beside other options' that were asked for, by name.
@@ -101,8 +95,6 @@ class Comparison:
     reading: str = ""
     not_shown: tuple[str, ...] = ()
     texts: str = ""
-    engine: str = ""
-    again: str = ""
     clipped: float = 0.0
     kl: float = 0.0
     variants: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
@@ -122,7 +114,7 @@ class Comparison:
 
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
-        parts += [line for line in (self.texts, self.engine, self.again) if line]
+        parts += [self.texts] * bool(self.texts)
         parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
         parts += [self.table] * bool(self.table)
         return "\n".join(parts)
@@ -220,32 +212,10 @@ class _Comparer:
         if not same:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         asked = algorithm.options(trainer, evidence.temperature)
-        coefficient = asked.entropy_coef
-        if evidence.adapting is not None:
-            coefficient = evidence.adapting[0] * evidence.adapting[1]
-        self.options = dataclasses.replace(
-            asked, entropy_coef=coefficient, router_aux_loss_coef=router_coefficient(trainer)
-        )
+        self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
         self.rows, self.not_seen = evidence.rows, evidence.not_seen
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
-        if evidence.adapting is not None:
-            self.wrong += self._adapted(evidence.adapting[0])
-
-    def _adapted(self, before: float) -> Iterator[tuple[str, str]]:
-        """Yield where the weight of the entropy, for the next step, is not what `use_adaptive_entropy` says."""
-        args = self.trainer.args
-        sums = self.ranks.share(entropy_sum(self.model, self.rows, self.options, self.own or EXACT, self.ranks.collect))
-        entropy = sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
-        if abs(entropy - args.entropy_target) <= NEAR_TARGET * entropy:
-            return  # rounding says on which side
-        moved = args.entropy_coef_delta if entropy < args.entropy_target else -args.entropy_coef_delta
-        right = min(max(before + moved, args.entropy_coef_min), args.entropy_coef_max)
-        if abs(right - self.trainer.entropy_coef) > 1e-6:
-            told = f"{before:g} becomes {right:g} where the entropy is {entropy:.3g}, and the trainer has"
-            yield "entropy's weight", f"{told} {self.trainer.entropy_coef:g}"
-        elif abs((theirs := self.trainer._last_world_entropy) - entropy) > NEAR_TARGET * entropy:
-            yield "entropy's weight", f"it goes by an entropy of {theirs:.3g}, where {entropy:.3g} is right"
 
     def part(self, options: Options, **given: Any) -> Gradient:
         """Return the part of the expected gradient that the rows of this process have."""
@@ -334,7 +304,6 @@ class _Comparer:
             line=found.line,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
-            engine=told_by_engine(self.model, self.trained, tally, options, pad_id(self.trainer)),
             clipped=tally.clipped / max(tally.tokens, 1),
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},

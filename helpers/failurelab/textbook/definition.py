@@ -172,7 +172,6 @@ class Definition:
     engine_weight: Callable[[Tensor, Tensor, Options], Tensor] = engine_weight
     kl: Callable[[Tensor], Tensor] = k3
     divisor: Callable[[Any, Options], Tensor] = lambda sizes, options: DIVISORS[options.loss_type](sizes, options)
-    router: Callable[[Tensor, int], Tensor] = lambda loss, micros: loss / micros  # the model's own, of a micro-batch
     entropy: Callable[[Tensor, Tensor], Tensor] = lambda entropies, counts: (entropies / counts).sum()
 
     def loss(self, part: Any, options: Options) -> Any:

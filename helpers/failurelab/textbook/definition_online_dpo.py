@@ -77,26 +77,15 @@ PREFERENCES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def added(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Return the log-ratio of each completion: (R, T), (R, T) -> (R,)."""
-    return (log_ratio * mask).sum(1)
-
-
-@dataclasses.dataclass(frozen=True)
 class PairDefinition(Definition):
-    """The functions that a loss of pairs is made of."""
-
-    whole: Callable[[Tensor, Tensor], Tensor] = added
-    reference: Callable[[Tensor], Tensor] = lambda logps: logps
-    preference: Callable[[Tensor, Options], Tensor] = lambda margin, options: PREFERENCES[options.loss_type](
-        margin, options.beta
-    )
+    """A definition whose loss is one of pairs."""
 
     def loss(self, part: Any, options: Options) -> Any:
         """Return the loss of some pairs, of which `part` has tensors; those of all pairs add up to the step's."""
-        log_ratio = self.whole(part.logps - self.reference(part.reference_logps), part.mask)  # (R,)
+        log_ratio = ((part.logps - part.reference_logps) * part.mask).sum(1)  # (R,)
         margin = (part.worth[:, 0] * log_ratio).view(-1, 2).sum(1)  # (R / 2,), chosen less rejected
-        return (self.preference(margin, options) * part.weights[::2, 0]).sum()  # weights are 1 / divisor, (R, 1)
+        loss = PREFERENCES[options.loss_type](margin, options.beta)  # (R / 2,)
+        return (loss * part.weights[::2, 0]).sum()  # weights are 1 / divisor, (R, 1)
 
 
 ONLINE_DPO = PairDefinition(

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _IMPLEMENTED = """
-    beta bf16 deepspeed delta entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
-    epsilon_high fp16 fsdp generation_batch_size gradient_accumulation_steps importance_sampling_level loss_type
-    mask_truncated_completions max_completion_length max_length missing_eos_penalty multi_objective_aggregation
-    neftune_noise_alpha normalize_advantages num_generations num_iterations off_policy_mask_threshold
-    per_device_train_batch_size ref_model_mixup_alpha ref_model_sync_steps reward_clip_range reward_weights
-    router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation sync_ref_model
-    temperature top_entropy_quantile use_adaptive_entropy use_bias_correction_kl use_liger_loss use_vllm vespo_k_neg
-    vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap vllm_importance_sampling_clip_max
-    vllm_importance_sampling_clip_min vllm_importance_sampling_correction vllm_importance_sampling_mode
+    beta bf16 deepspeed delta entropy_coef epsilon epsilon_high fp16 fsdp generation_batch_size
+    gradient_accumulation_steps importance_sampling_level loss_type mask_truncated_completions max_completion_length
+    max_length missing_eos_penalty multi_objective_aggregation neftune_noise_alpha normalize_advantages num_generations
+    num_iterations off_policy_mask_threshold per_device_train_batch_size ref_model_mixup_alpha ref_model_sync_steps
+    reward_clip_range reward_weights router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards
+    steps_per_generation sync_ref_model temperature top_entropy_quantile use_bias_correction_kl use_liger_loss use_vllm
+    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode
 """
 
 # What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
@@ -33,7 +33,8 @@ _IMPLEMENTED = """
 # temperature in `generation_kwargs` is evidence.
 _NO_EFFECT = """
     activation_checkpointing activation_checkpointing_kwargs cache_implementation cast_lm_head_to_fp32
-    chat_template_kwargs disable_dropout ds3_gather_for_generation generation_kwargs gradient_checkpointing
+    chat_template_kwargs disable_dropout ds3_gather_for_generation entropy_coef_delta entropy_coef_max entropy_coef_min
+    entropy_target generation_kwargs gradient_checkpointing
     gradient_checkpointing_kwargs learning_rate log_completions log_completions_hub_repo log_multimodal
     log_unique_prompts max_prompt_length max_tool_calling_iterations min_p model_init_kwargs num_completions_to_print
     num_generations_eval pad_to_multiple_of remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
@@ -108,6 +109,7 @@ def spreads(trainer: Any) -> bool:
 
 NOT_HERE: dict[str, Left] = {
     "parallelism_config": Left((None,), "one row is computed by several accelerators", spreads),
+    "use_adaptive_entropy": Left((False,), "the entropy's weight moves by a rule of its own"),
     "use_liger_kernel": Left((False,), "its kernels replace the model's layers, and need a GPU"),
 }
 

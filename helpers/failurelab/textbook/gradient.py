@@ -224,7 +224,7 @@ def expected_gradient(
 
         if options.router_aux_loss_coef:
             for rows_of_micro in step.micros():
-                loss = definition.router(router_loss(forward, rows_of_micro, step.scoring), len(step.kept))
+                loss = router_loss(forward, rows_of_micro, step.scoring) / len(step.kept)  # the model's own
                 loss = options.router_aux_loss_coef * loss
                 for name, grad in zip(leaves, derive(loss, list(leaves.values()))):
                     gradient[name] += 0 if grad is None else grad.to(gradient[name].dtype)
@@ -442,23 +442,6 @@ class Step:
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
-
-
-def entropy_sum(
-    model: nn.Module, rows: Sequence[Row], options: Options, precision: Precision, collect: Collect
-) -> tuple[float, int]:
-    """Return the sum of the entropies of this process's tokens that the policy is trained on, and their number."""
-    step, total, count = Step(rows, options), 0.0, 0
-    with plain(model), torch.no_grad():
-        forward, _ = forward_of(model, {}, precision)
-        if options.top_entropy_quantile < 1:
-            step.choose_tokens(lambda part: step.score_rows(forward, part, entropy=True), collect=collect)
-        for number in step.own:
-            scores = step.score_rows(forward, range(number, number + 1), entropy=True)
-            kept = scores.mask * (step.chosen_of(number, scores.mask) if step.chosen else 1)
-            kept = kept * (not left_out(step.rows[number], options))
-            total, count = total + float((scores.entropies * kept).sum()), count + int(kept.sum())
-    return total, count
 
 
 def _values(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> torch.Tensor:

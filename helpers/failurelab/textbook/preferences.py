@@ -1,32 +1,10 @@
 """What said which completion of a pair is better before Online DPO had reward functions: a judge, or a reward model."""
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from failurelab.handles import Handle, wrap_method
-
-
-def source_of(trainer: Any) -> Any:
-    """Return what is asked: the reward model, or a function of prompts and completions that asks the judge."""
-    if trainer.reward_model is not None:
-        return trainer.reward_model
-    asks = functools.partial(ask_judge, trainer.judge)
-    asks.__name__ = type(trainer.judge).__name__  # type: ignore[attr-defined]  # by which it is told of
-    return asks
-
-
-def ask_judge(judge: Any, prompts: Sequence[str], completions: Sequence[Any]) -> list[float | None]:
-    """Return 1 for the better completion of each pair and 0 for the other; None for both where the judge failed.
-
-    Args:
-        judge: a pairwise one of trl.
-        prompts: one for each pair.
-        completions: messages, the first ones of all pairs, then the second ones.
-    """
-    texts, count = [message["content"] for (message,) in completions], len(prompts)
-    return _as_rewards(judge.judge(list(prompts), list(zip(texts[:count], texts[count:]))))
 
 
 def _as_rewards(better: Sequence[Any]) -> list[float | None]:

@@ -36,14 +36,13 @@ from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.engines import Engine, engines_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
-from failurelab.textbook.preferences import listen_to_preference, source_of
+from failurelab.textbook.preferences import listen_to_preference
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
 MIXED = "groups of several prompts"
-SAMPLE = 32  # numbers of a tensor by which it is seen where a reference moves to
 _IDS = ("inputs", "input_ids", "attention_mask")
 
 
@@ -51,12 +50,12 @@ _IDS = ("inputs", "input_ids", "attention_mask")
 class RewardCalls:
     """One call of the reward functions: what each was given, and what it returned."""
 
-    kwargs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    kwargs: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     rewards: dict[int, list[float | None]] = dataclasses.field(default_factory=dict)
 
     def given(self, name: str) -> Sequence[Any]:
         """Return an argument that they were called with; nothing where there is none."""
-        return next((kwargs[name] for _, kwargs in self.kwargs.values() if name in kwargs), ())
+        return next((kwargs[name] for kwargs in self.kwargs.values() if name in kwargs), ())
 
 
 @dataclasses.dataclass
@@ -69,10 +68,8 @@ class Evidence:
         problems: why nothing can be judged, if so.
         wrong: what is not the algorithm's, whatever the gradient is: a name and a line for each.
         texts: what reward functions were given that was not drawn; "" if nothing.
-        asked: calls of the reward functions that the rows come from.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
         random: of several processes, a number for the state of the generator before each draw.
-        adapting: where the entropy's weight adapts, that which the step began with, and whether it counts in it.
         not_seen: what was taken at its word, a line each.
         ranks: this process among those that train together.
     """
@@ -82,10 +79,8 @@ class Evidence:
     problems: list[str]
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     texts: str = ""
-    asked: list[RewardCalls] = dataclasses.field(default_factory=list)
     temperature: float | None = None
     random: list[int] = dataclasses.field(default_factory=list)
-    adapting: tuple[float, bool] | None = None
     not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
 
@@ -96,7 +91,6 @@ class _Batch:
 
     Attributes:
         rows: its completions.
-        asked: of the reward functions.
         step: optimizer steps that were done before it.
         problems: why it cannot be judged.
         texts: pairs of what was drawn and what reward functions were given instead.
@@ -109,7 +103,6 @@ class _Batch:
     """
 
     rows: list[Row]
-    asked: RewardCalls
     step: int
     problems: list[str]
     texts: list[tuple[str, str]]
@@ -148,7 +141,6 @@ class Recorder:
         self._asked: RewardCalls | None = None
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
-        self._sample, self._astray = self._sample_reference(), ""
         self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
         self._forget_step()
 
@@ -158,7 +150,6 @@ class Recorder:
         self._again = self._unknown = self._left = self._moved = 0
         self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
-        self._adapting: tuple[float, bool] | None = None
         self._problems: list[str] = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
@@ -229,12 +220,12 @@ class Recorder:
     def _listen_to_rewards(self) -> None:
         after = functools.partial(self._safely, self._rewards)
         if not hasattr(self.trainer, "reward_funcs"):  # Online DPO before it had any
-            self.functions = [source_of(self.trainer)]
+            self._functions = 1
             self._attached.enter_context(listen_to_preference(self.trainer, after))
             return
-        self.functions = list(self.trainer.reward_funcs)
+        self._functions = len(self.trainer.reward_funcs)
         self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
-        for index, function in enumerate(self.functions):
+        for index, function in enumerate(self.trainer.reward_funcs):
             if isinstance(function, nn.Module):
                 hook = function.register_forward_hook(functools.partial(self._reward_model, index))
                 self._attached.callback(hook.remove)
@@ -250,8 +241,8 @@ class Recorder:
             self._asked = RewardCalls()
         asked = self._asked
         asked.rewards[index] = values
-        asked.kwargs[index] = (args, kwargs)
-        if len(asked.rewards) == len(self.functions):
+        asked.kwargs[index] = kwargs
+        if len(asked.rewards) == self._functions:
             self._asked = None
             self._close_batch(asked)
 
@@ -387,8 +378,6 @@ class Recorder:
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
         known = len(self._batches)
-        if not self._micros:
-            self._adapting = entropy_coefficient(self.trainer)
         try:
             result = method(*args, **kwargs)
         finally:
@@ -483,7 +472,7 @@ class Recorder:
                 if line := turns.rendered_anew(every, self._decode):
                     wrong.append((turns.RENDERED, line))
         if problems:
-            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, [], wrong=wrong))
+            self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
             return
         drawn = turns.pad_alike(drawn)
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
@@ -495,7 +484,7 @@ class Recorder:
             if problem and self._mixes(prompts):
                 wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
-        rewards = list(zip(*(asked.rewards[index] for index in range(len(self.functions)))))
+        rewards = list(zip(*(asked.rewards[index] for index in range(self._functions))))
         texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
@@ -503,7 +492,7 @@ class Recorder:
         ]
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
-        self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random, wrong))
+        self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))
 
     def _mixes(self, prompts: Sequence[Any]) -> bool:
         """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
@@ -638,10 +627,8 @@ class Recorder:
         now = self.trainer.state.global_step
         if any(row.old_logps is None for batch in batches if batch.step != now for row in batch.rows):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
-        if self._reference != self._fingerprint():
+        if self._reference != self._fingerprint() and not getattr(self.trainer.args, "sync_ref_model", False):
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
-        if self._astray:
-            wrong.append(("reference model", self._astray))
         texts = [pair for batch in batches for pair in batch.texts]
         said = ""
         if texts:
@@ -653,18 +640,17 @@ class Recorder:
         if len(temperatures) > 1:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
-        asked, random = [batch.asked for batch in batches], [batch.random for batch in batches]
-        given = problems, wrong, said, asked, temperature, random, self._adapting, self._not_seen, self.ranks
+        random = [batch.random for batch in batches]
+        given = problems, wrong, said, temperature, random, self._not_seen, self.ranks
         return Evidence(rows, gradient, *given)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
         self._forget_step()
-        self._safely(self._follow_reference)
         for batch in self._batches:
             batch.trained = {}
             if batch.step < self._batches[-1].step:
-                batch.rows, batch.asked = [], RewardCalls()
+                batch.rows = []
 
     def _cast(self) -> list[tuple[str, str]]:
         """Return whether weights that are trained were cast to other numbers since the beginning."""
@@ -675,26 +661,6 @@ class Recorder:
         kinds = f"{self._dtypes[other[0]]} at the beginning, and are {trained[other[0]].dtype} now"
         said = f"{len(other)} of {len(trained)} tensors that are trained were {kinds} ({other[0]} first)"
         return [("weights cast to other numbers", said)]
-
-    def _follow_reference(self) -> None:
-        """Look whether the reference moved as `sync_ref_model` says, at the end of a step; it may from here on."""
-        args, before = self.trainer.args, self._sample
-        if not getattr(args, "sync_ref_model", False) or not before:
-            return
-        now, policy = self._sample_reference(), _sample(self.trainer.accelerator.unwrap_model(self.trainer.model))
-        step, every, share = self.trainer.state.global_step, args.ref_model_sync_steps, args.ref_model_mixup_alpha
-        due = share if step % every == 0 else 0.0
-        right = [(1 - due) * old + due * new for old, new in zip(before, policy, strict=True)]
-        if not all(torch.allclose(one, two, rtol=1e-2, atol=1e-6) for one, two in zip(now, right)):
-            asked = f"moves by {share:g} of the way to the policy" if due else "stays as it is"
-            self._astray = f"the reference model {asked} at step {step}, by sync_ref_model, and did otherwise"
-        self._sample, self._reference = now, self._fingerprint()
-
-    def _sample_reference(self) -> list[torch.Tensor]:
-        reference = getattr(self.trainer, "ref_model", None)
-        if reference is None or not getattr(self.trainer.args, "sync_ref_model", False):
-            return []
-        return _sample(self.trainer.accelerator.unwrap_model(reference))
 
     def _concerned(self) -> list[_Batch]:
         """Return the generations that this step trains on, or should."""
@@ -856,13 +822,6 @@ def loss_scale(trainer: Any) -> float:
     return float(scaler.get_scale()) if scaler is not None else 1.0
 
 
-def entropy_coefficient(trainer: Any) -> tuple[float, bool] | None:
-    """Return the weight of the entropy as a step begins, and whether it counts; None where it does not adapt."""
-    if not getattr(trainer.args, "use_adaptive_entropy", False):
-        return None
-    return float(trainer.entropy_coef), trainer._last_world_entropy <= trainer.args.entropy_target
-
-
 def pad_id(trainer: Any) -> int:
     """Return the token id of the padding; 0 where the tokenizer names none."""
     return getattr(_tokenizer(trainer), "pad_token_id", None) or 0
@@ -885,11 +844,6 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:
     return gradient if factor == 1 else {name: grad * factor for name, grad in gradient.items()}
-
-
-def _sample(model: nn.Module) -> list[torch.Tensor]:
-    """Return a few numbers of each tensor of a model, copied to the CPU."""
-    return [each.detach().reshape(-1)[:SAMPLE].float().cpu().clone() for each in model.parameters()]
 
 
 def _tensor(scores: Sequence[float | None]) -> torch.Tensor:

@@ -74,8 +74,7 @@ class Scoring:
         tokens: which tokens are scored: `completion`, or `no first`, `no last`, `no end` (the last one where it ends
             the completion), `rolled`, `rolled back`, `padding`, `all`.
         mask_attends: only the tokens of the completion that are scored are attended to.
-        mask: which mask says what an environment gave: the right one, `none`, or it `to the right` or `to the left` by
-            one, or `opposite`.
+        trains_on_given: tokens that an environment gave are trained on.
         counted: tokens that an environment gave count in the divisor.
         pad: token id of the padding, which matters where it is attended to or scored.
     """
@@ -87,19 +86,13 @@ class Scoring:
     from_prompt: bool = False
     tokens: str = "completion"
     mask_attends: bool = False
-    mask: str = "right"
+    trains_on_given: bool = False
     counted: bool = False
     pad: int = 0
 
     def given(self, row: Row) -> frozenset[int]:
         """Return the places in a completion that are not trained on."""
-        length = len(row.completion)
-        if self.mask == "opposite":
-            return frozenset(range(length)) - row.given
-        if self.mask == "none":
-            return frozenset()
-        shift = {"right": 0, "to the right": 1, "to the left": -1}[self.mask]
-        return frozenset((place + shift) % length for place in row.given)
+        return frozenset() if self.trains_on_given else row.given
 
 
 @dataclasses.dataclass

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from failurelab.textbook.apart import NAMES, Apart, Floor, measure_apart, norm
-from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, engine_weight, k3, weighted_sum
+from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, k3, weighted_sum
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, OutOfMemory, Precision, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
@@ -94,21 +94,6 @@ def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
     return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
-def _is_weighed(rows: Sequence[Row], options: Options) -> bool:
-    return options.engine_weight is not None
-
-
-def _weighed(mode: str) -> dict[str, Callable[..., Any]]:
-    def weight(difference: torch.Tensor, mask: torch.Tensor, options: Options) -> torch.Tensor:
-        return engine_weight(difference, mask, dataclasses.replace(options, engine_weight=mode))
-
-    return {"engine_weight": weight}
-
-
-def _is_mixed(rows: Sequence[Row], options: Options) -> bool:
-    return any(row.given for row in rows)
-
-
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
 _FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
 SCORES = (
@@ -147,22 +132,20 @@ OTHERS = (
     Suspect("last token left out", "", _scored(tokens="no last", mask_attends=True)),
     Suspect("last token left out", "where it is the end", _scored(tokens="no end", mask_attends=True), _is_cut_short),
     Suspect("padding is trained on", "", _scored(tokens="padding", mask_attends=True)),
-    Suspect("the environment's tokens are trained on", "", _scored(mask="none"), _is_mixed, "unsloth #5673"),
-    Suspect(
-        "the environment's tokens are trained on",
-        "and count in the divisor",
-        _scored(mask="none", counted=True),
-        _is_mixed,
-        "unsloth #5673",
-    ),
     *(
-        Suspect("the environment's mask", line, _scored(mask=line), _is_mixed, "TRL #5144")
-        for line in ("to the right", "to the left", "opposite")
+        Suspect(
+            "the environment's tokens are trained on",
+            "and count in the divisor" * counted,
+            _scored(trains_on_given=True, counted=counted),
+            lambda rows, options: any(row.given for row in rows),
+            "unsloth #5673",
+        )
+        for counted in (False, True)
     ),
     Suspect(
         "completions without any reward",
         "count as 0",
-        {"advantages": lambda rewards, *more: GRPO.advantages(_scored_zero(rewards), *more)},
+        {"advantages": lambda rewards, *more: GRPO.advantages(count_as_zero(rewards), *more)},
         lambda rows, options: any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows),
         "TRL #5902",
     ),
@@ -195,28 +178,8 @@ OTHERS = (
             "opposite sign": lambda entropies, counts: -(entropies / counts).sum(),
         }.items()
     ),
-    *(
-        Suspect("the routers' loss", line, {"router": router}, lambda rows, options: bool(options.router_aux_loss_coef))
-        for line, router in {
-            "left out": lambda loss, micros: 0 * loss,
-            "opposite sign": lambda loss, micros: -loss / micros,
-            "added for each micro-batch": lambda loss, micros: loss,
-        }.items()
-    ),
     Suspect("top_entropy_quantile", "left out", {"quantile": lambda options: 1.0}, _is_cut),
     Suspect("top_entropy_quantile", "of 1", {"quantile": lambda options: 1 - options.top_entropy_quantile}, _is_cut),
-    *(
-        Suspect("the engine's weights", line, {"engine_weight": weight}, _is_weighed)
-        for line, weight in {
-            "left out": lambda difference, mask, options: torch.ones_like(mask),
-            "upside down": lambda difference, mask, options: engine_weight(-difference, mask, options),
-            "without bounds": lambda difference, mask, options: engine_weight(difference, mask, _unbound(options)),
-        }.items()
-    ),
-    *(
-        Suspect("the engine's weights", f"by {mode}", _weighed(mode), _is_weighed)
-        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-    ),
     Suspect("ratio", "always 1", {"log_ratio": lambda difference, *_: difference - difference.detach()}, _is_old),
     *(
         Suspect("clipping", line, {"objective": objective}, _is_old)
@@ -240,27 +203,22 @@ class Suspects:
         others: all else.
         factors: names, lines and sizes of a gradient that is the right one times a factor, by rows and options.
         opposite: what a gradient of the opposite direction is called, by what the definition's pass saw.
-        fitted: suspects with a number of their own, that the trainer's gradient is fitted by; they need a search.
     """
 
     scores: tuple[Suspect, ...] = SCORES
     others: tuple[Suspect, ...] = OTHERS
     factors: Callable[[Sequence[Row], Options], Iterable[tuple[str, str, float]]] = lambda rows, options: ()
     opposite: Callable[[Tally], str] = lambda tally: "opposite sign"
-    fitted: Callable[["Search"], Sequence[Suspect]] = lambda search: ()
 
 
-def _scored_zero(rewards: torch.Tensor) -> torch.Tensor:
+def count_as_zero(rewards: torch.Tensor) -> torch.Tensor:
+    """Return rewards (R, F) with 0 where no function gave one."""
     return rewards.masked_fill(rewards.isnan().all(1, keepdim=True), 0.0)
 
 
 def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
     total = weighted_sum(rewards, rewards.isnan().all(1), options)
     return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
-
-
-def _unbound(options: Options) -> Options:
-    return dataclasses.replace(options, engine_bounds=(-math.inf, math.inf))
 
 
 def _swapped(options: Options) -> Options:
@@ -349,7 +307,7 @@ class Search:
         explanation = explanation or self._of_ranks()
         # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
         if explanation is None or _is_old(self.rows, self.options):
-            more = [*self.suspects.others, *self.suspects.fitted(self), *self._between_ranks()]
+            more = [*self.suspects.others, *self._between_ranks()]
             tried = sorted([*tried, *self._try(more, ours)], key=lambda fit: fit.apart.distance)
             explanation = self._choose(tried, apart.distance)
         explanation = explanation or self._with_factor(tried)
@@ -393,10 +351,7 @@ class Search:
             return _say([Fit(self.suspects.opposite(tally), "", apart, factor)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
         fits = [*[fit for fit in tried if fit.apart.distance < _beside(apart)], *fits]
-        if not fits:  # a number that is a factor here may have a name, too
-            fits = [Fit("constant factor", "", apart, apart.size)]
-            fits += [Fit(suspect.name, suspect.line, apart, apart.size) for suspect in self.suspects.fitted(self)]
-        return _say(fits, "direction")
+        return _say(fits or [Fit("constant factor", "", apart, apart.size)], "direction")
 
     def _of_ranks(self) -> Explanation | None:
         """Return the explanation that the parts of the ranks were not added up alike."""

@@ -30,7 +30,7 @@ DIVIDED = "divided by the number of ranks once too often"
 def gather(trainer: Any, evidence: Evidence) -> Evidence:
     """Return the evidence of all ranks as one, and what is wrong with it; on each rank the same."""
     ranks, size = evidence.ranks, group_size(trainer)
-    told = dataclasses.replace(evidence, rows=[_bare(row) for row in evidence.rows], gradient={}, asked=[])
+    told = dataclasses.replace(evidence, rows=[_bare(row) for row in evidence.rows], gradient={})
     every = ranks.share(_without_ranks(told))
     micros = 1 + max((row.micro for each in every for row in each["rows"] if row.micro is not None), default=0)
     rows: list[Row] = []
