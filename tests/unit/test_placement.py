@@ -10,7 +10,6 @@ from small import lora
 from torch import nn
 
 from failurelab import guards, placement, simulate
-from failurelab.placement.dtypes import find_mixed_precision
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
@@ -94,19 +93,6 @@ def test_several_visible_gpus_in_one_process_are_a_problem(monkeypatch):
     assert len(said) == 1 and "accelerate launch" in said[0]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not any("DataParallel" in each for each in placement.check(layer, "cuda:0", visible=2).problems)
-
-
-def test_mixed_precision_is_reported():
-    one, other = four_bit_linear(), four_bit_linear()
-    other.compute_dtype = torch.bfloat16
-    model = nn.Sequential(one, other)
-    found = find_mixed_precision(model, set(), torch.float16)
-    assert "different dtypes: bfloat16 in 1 (such as 1), float32 in 1 (such as 0)" in found[0]
-    assert sum("autocast is float16" in each for each in found) == 2
-    one.compute_dtype = torch.bfloat16
-    assert find_mixed_precision(model, set(), torch.bfloat16) == []
-    half = nn.ParameterDict({"lora": nn.Parameter(torch.ones(1, dtype=torch.float16))})
-    assert "gradient scaler" in find_mixed_precision(half, {"lora"}, torch.float16)[0]
 
 
 def test_the_local_device_map_of_a_cpu_run():

@@ -10,8 +10,6 @@ Upstream: TRL #2760.
 
 from typing import Any
 
-import torch
-
 from failurelab import placement
 from failurelab.guards.base import Action, Guard
 
@@ -20,8 +18,7 @@ class PlacementGuard(Guard):
     """Stop or warn when a tensor of the model is on another device than the one trained on, before the first step.
 
     If a device map splits the model on purpose, in one process, only a layer without accelerate's hook for its input is
-    a fault. Mixed precision only ever warns: the numbers are right, and the run is slow. `report` is a
-    `placement.PlacementReport` once training has begun.
+    a fault. `report` is a `placement.PlacementReport` once training has begun.
 
     Args:
         action: `stop` raises GuardTripped, `warn` issues a GuardWarning.
@@ -34,12 +31,9 @@ class PlacementGuard(Guard):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Check every tensor of the model once."""
-        autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        report = self.report = placement.check(model, args.device, autocast=autocast)
+        report = self.report = placement.check(model, args.device)
         split = len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
         if report.first_to_fail or report.problems or (report.elsewhere and not split):
             self._trip(str(report), report)
-        elif not report.mixed:
+        else:
             self._held(str(report))
-        if report.mixed:
-            self._warn("; ".join(report.mixed))

@@ -76,3 +76,11 @@ def _offloaded(model: nn.Module, home: torch.device) -> list[str]:
         "the forward pass, and training cannot change or differentiate through them. Next: a device map without 'cpu' "
         "and 'disk', more bits saved (4 instead of 8), or a smaller model"
     ]
+
+
+def quantized(weight: Any) -> int:
+    """Return the bits of a quantized weight of bitsandbytes, 4 or 8, else 0; bitsandbytes is not imported."""
+    classes = {kind.__name__ for kind in type(weight).__mro__}
+    if "Params4bit" in classes or getattr(weight, "quant_state", None) is not None:
+        return 4  # a fake tensor has a class of its own
+    return 8 if "Int8Params" in classes else 0

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from failurelab._text import enclosing_name, first_line, list_names
-from failurelab.placement.dtypes import find_mixed_precision, quantized
-from failurelab.placement.problems import accelerate_hooks, find_problems
+from failurelab.placement.problems import accelerate_hooks, find_problems, quantized
 
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
 _PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code", "state2.offset")
@@ -58,7 +57,6 @@ class PlacementReport:
             hooks bring their input to (a model split by a device map) do not fail.
         why: what does not fit there.
         problems: other ones, a sentence each that names modules and devices.
-        mixed: dtypes that do not fit together, a sentence each: the numbers are right, and the run is slow.
     """
 
     device: str
@@ -67,7 +65,6 @@ class PlacementReport:
     first_to_fail: str
     why: str
     problems: tuple[str, ...]
-    mixed: tuple[str, ...]
 
     @property
     def local(self) -> bool:
@@ -89,7 +86,6 @@ class PlacementReport:
         if self.first_to_fail:
             lines.append(f"  the first layer to fail: {self.first_to_fail} ({self.why})")
         lines += [f"  {problem}" for problem in self.problems]
-        lines += [f"  mixed precision: {problem}" for problem in self.mixed]
         if not self.local:
             lines.append(
                 "Next: load each process's model where that process trains, "
@@ -110,19 +106,12 @@ def local_device_map() -> dict[str, str]:
     return {"": str(PartialState().device)}
 
 
-def check(
-    model: nn.Module,
-    device: str | int | torch.device,
-    *,
-    autocast: torch.dtype | None = None,
-    visible: int | None = None,
-) -> PlacementReport:
+def check(model: nn.Module, device: str | int | torch.device, *, visible: int | None = None) -> PlacementReport:
     """Compare where every tensor of a model is with the device that it is to be trained on; change nothing.
 
     Args:
         model: plain, quantized, PEFT, wrapped; real, fake or meta tensors.
         device: such as `"cuda:1"`, or the index of an accelerator.
-        autocast: the dtype of mixed precision in training (`torch.bfloat16` for `bf16=True`), None without.
         visible: how many GPUs this process sees; by default torch is asked. More than one in a process of its own means
             nn.DataParallel.
 
@@ -171,7 +160,6 @@ def check(
         first,
         why,
         tuple(problems),
-        tuple(find_mixed_precision(model, adapters, autocast)),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-FEW, MANY, GROUND = "#a3260d", "#0072B2", "#dddddd"
+FEW, MANY = "#a3260d", "#0072B2"
 
 
 def walks(axes: Any, log_ratios: torch.Tensor, title: str) -> None:

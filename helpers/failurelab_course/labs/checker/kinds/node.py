@@ -28,7 +28,7 @@ import transformers
 from torch import nn
 
 from failurelab import simulate
-from failurelab.placement.dtypes import quantized
+from failurelab.placement.problems import quantized
 from failurelab.simulate import loads
 from failurelab.simulate import node as simulated_node
 from failurelab.simulate.cuda import Cuda

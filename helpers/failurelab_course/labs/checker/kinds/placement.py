@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from failurelab import placement, simulate
-from failurelab.placement.dtypes import quantized
+from failurelab.placement.problems import quantized
 from failurelab.simulate import loads
 from failurelab.simulate.rank import Rank, told_to_all
 from failurelab_course.labs.checker.base import CheckRun, Refused, import_script
