@@ -1,5 +1,7 @@
 """GRPO, RLOO and Online DPO trainers for one step, alike in every release, and mistakes planted in them."""
 
+import copy
+
 import datasets
 import packaging.version
 import torch
@@ -9,6 +11,8 @@ try:
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 except ImportError:
     from trl import OnlineDPOConfig, OnlineDPOTrainer
+
+from failurelab import guards, textbook
 
 SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
 
@@ -104,6 +108,32 @@ SHORT = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
+
+
+def compare_steps(made, steps, **options):
+    """Train; return the comparisons of some steps."""
+    with textbook.compare(made, steps, **options) as watched:
+        made.train()
+    return watched.reports
+
+
+def compare(made, steps=(1,), **options):
+    """Train; return the comparison of a step, or of the last of some."""
+    with textbook.compare(made, steps, **options) as watched:
+        made.train()
+    return watched.report
+
+
+def guarded_and_not(make, model, **options):
+    """Train copies of a model with StepGuard and without; return the guard, and whether both end at equal weights."""
+    ended = []
+    for guarded in (False, True):
+        made = make(copy.deepcopy(model))
+        if guarded:
+            made.add_callback(guard := guards.StepGuard(made, **options))
+        made.train()
+        ended.append(made.model.state_dict())
+    return guard, all(torch.equal(weights, ended[1][name]) for name, weights in ended[0].items())
 
 
 class Judge:

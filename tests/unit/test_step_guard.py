@@ -1,6 +1,5 @@
 """StepGuard: what it finds stops or warns, and a run with it is the same run."""
 
-import copy
 import json
 import random
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 import transformers
 from small import said
-from steps import ones, planted, right, trainer
+from steps import guarded_and_not, ones, planted, right, trainer
 
 from failurelab import guards, handles, textbook
 
@@ -43,18 +42,12 @@ def test_the_run_is_the_same_with_and_without_it(trained, tmp_path):
     def noisy(completions, **_):
         return [random.random() + float(torch.rand(())) for _ in completions]
 
-    weights = []
-    for watched in (False, True):
-        policy = copy.deepcopy(trained[0])
+    def make(policy):
         random.seed(0)
-        made = trainer(policy, trained[1], tmp_path, rewards=[ones, noisy], learning_rate=1e-3, max_steps=3)
-        if watched:
-            train(made, every=2)
-            assert made.reward_funcs == [ones, noisy]
-        else:
-            made.train()
-        weights.append(policy.state_dict())
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+        return trainer(policy, trained[1], tmp_path, rewards=[ones, noisy], learning_rate=1e-3, max_steps=3)
+
+    _, same = guarded_and_not(make, trained[0], every=2)
+    assert same
 
 
 def test_rewards_are_asked_once(model, tokenizer, tmp_path):

@@ -12,7 +12,7 @@ import transformers
 import trl
 from PIL import Image
 from small import alternate, cut_from_the_front, lora, lora_config, qwen2, stir
-from steps import before, has, planted, right, trainer
+from steps import before, compare, compare_steps, has, planted, right, trainer
 
 from failurelab import textbook
 from failurelab._row_inputs import split_inputs
@@ -169,12 +169,6 @@ def test_every_option_of_this_release_is_listed():
     assert sum(map(len, kinds)) == len(set().union(*kinds)), "a field is listed twice"
 
 
-def compare(made, steps=(1,)):
-    with textbook.compare(made, steps) as watched:
-        made.train()
-    return watched.report
-
-
 @pytest.fixture
 def make(model, tokenizer, tmp_path):
     return lambda **options: trainer(model, options.pop("tokenizer", tokenizer), tmp_path, **options)
@@ -191,9 +185,7 @@ def test_a_healthy_step_with_adapters_holds(model, make):
     options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, "beta": 0.1}
     options |= {"learning_rate": 1e-2, "max_steps": 2}
     made = make(config=lora_config(), **options)
-    with textbook.compare(made, (1, 2)) as watched:
-        made.train()
-    first, second = watched.reports
+    first, second = compare_steps(made, (1, 2))
     assert first.verdict == second.verdict == "HELD" and made.model.is_gradient_checkpointing
     assert any("LoRA's A" in line for line in first.not_shown) and any("beta" in line for line in first.not_shown)
     assert not any("beta" in line for line in second.not_shown)
@@ -300,9 +292,8 @@ IN_16_BITS |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 
 def test_what_rounding_adds_to_both_policies_is_no_ratio(make):
     """In bf16 the trainer scores with the policy that drew the tokens too: ratios are 1 where no weight has moved."""
     made = make(steps_per_generation=4, seed=4, temperature=2.0, loss_type="grpo", **IN_16_BITS)
-    with textbook.compare(made, (1, 2, 3, 4), with_suspects=False) as watched:
-        made.train()
-    assert all(report.verdict == "HELD" and report.apart.cosine > 0.999 for report in watched.reports)
+    reports = compare_steps(made, (1, 2, 3, 4), with_suspects=False)
+    assert all(report.verdict == "HELD" and report.apart.cosine > 0.999 for report in reports)
 
 
 @pytest.mark.skipif(not has("num_iterations"), reason="every ratio is 1 in this release")
@@ -319,9 +310,8 @@ def test_what_rounding_adds_to_both_policies_is_no_ratio(make):
 def test_mistakes_are_found_in_16_bits(change, rate, make):
     options = IN_16_BITS | {"learning_rate": rate, "per_device_train_batch_size": 16, "max_steps": 2}
     made = make(kind=change, num_iterations=2, **options)
-    with textbook.compare(made, (2,), with_suspects=False) as watched:
-        made.train()
-    assert watched.report.verdict == "FOUND", str(watched.report)
+    report = compare(made, (2,), with_suspects=False)
+    assert report.verdict == "FOUND", str(report)
 
 
 def test_rounding_is_not_told_as_completions_that_cancel(monkeypatch, make):
@@ -449,9 +439,8 @@ class TwoTurns(trl.GRPOTrainer):
 def test_tokens_that_an_environment_gave_are_read_and_not_trained_on(asked, make):
     """Also where the generation is used a second time."""
     options = {**AGAIN, **asked}
-    with textbook.compare(made := make(kind=TwoTurns, **options), (1, 2)) as watched:
-        made.train()
-    assert [report.verdict for report in watched.reports] == ["HELD", "HELD"]
+    reports = compare_steps(make(kind=TwoTurns, **options), (1, 2))
+    assert [report.verdict for report in reports] == ["HELD", "HELD"]
 
 
 class Draws(trl.GRPOTrainer):

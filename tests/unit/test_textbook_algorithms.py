@@ -1,7 +1,6 @@
 """RLOO and Online DPO by their definitions, in every release: healthy steps hold, planted mistakes are named."""
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import math
@@ -11,9 +10,9 @@ import torch
 import transformers
 import trl
 from small import lora_config, qwen2
-from steps import OnlineDPOConfig, OnlineDPOTrainer, before, judges, online_dpo, rloo
+from steps import OnlineDPOConfig, OnlineDPOTrainer, before, compare, guarded_and_not, judges, online_dpo, rloo
 
-from failurelab import guards, textbook
+from failurelab import textbook
 from failurelab.textbook import (
     algorithms,
     apart,
@@ -39,12 +38,6 @@ NO_ONLINE_DPO = (
 )
 needs_rloo = pytest.mark.skipif(NO_RLOO, reason="RLOOTrainer before 0.22 has a training loop of its own")
 needs_online_dpo = pytest.mark.skipif(NO_ONLINE_DPO, reason="OnlineDPOTrainer cannot train in this stack at all")
-
-
-def compare(made, steps=(1,)):
-    with textbook.compare(made, steps) as watched:
-        made.train()
-    return watched.report
 
 
 @pytest.fixture
@@ -134,30 +127,18 @@ def test_a_reward_model_gives_preferences(model, tokenizer, pairs):
     assert vars(judge).get("forward") is forward
 
 
-@needs_online_dpo
-def test_online_dpo_with_step_guard_ends_at_the_same_weights(trained, tokenizer, tmp_path):
-    ended = []
-    for guarded in (False, True):
-        made = online_dpo(copy.deepcopy(trained[0]), tokenizer, tmp_path, **MOVED)
-        if guarded:
-            guard = guards.StepGuard(made, every=2)
-            made.add_callback(guard)
-        made.train()
-        ended.append({name: weights.clone() for name, weights in made.model.state_dict().items()})
-    assert guard.report.verdict == "HELD" and all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
-
-
-@needs_rloo
-def test_rloo_with_step_guard_ends_at_the_same_weights(trained, tokenizer, tmp_path):
-    ended = []
-    for guarded in (False, True):
-        made = rloo(copy.deepcopy(trained[0]), tokenizer, tmp_path, **MOVED | {"beta": 0.2})
-        if guarded:
-            guard = guards.StepGuard(made, every=2)
-            made.add_callback(guard)
-        made.train()
-        ended.append({name: weights.clone() for name, weights in made.model.state_dict().items()})
-    assert guard.report.verdict == "HELD" and all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+@pytest.mark.parametrize(
+    "make, more",
+    [
+        pytest.param(online_dpo, {}, marks=needs_online_dpo, id="Online DPO"),
+        pytest.param(rloo, {"beta": 0.2}, marks=needs_rloo, id="RLOO"),
+    ],
+)
+def test_a_run_with_step_guard_ends_at_the_same_weights(make, more, trained, tokenizer, tmp_path):
+    guard, same = guarded_and_not(
+        lambda policy: make(policy, tokenizer, tmp_path, **MOVED, **more), trained[0], every=2
+    )
+    assert guard.report.verdict == "HELD" and same
 
 
 @needs_online_dpo

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from engine import Engine, colocate, serve
-from steps import before, has, ones, planted, trainer
+from steps import before, compare, has, ones, planted, trainer
 
 from failurelab import textbook
 
@@ -19,12 +19,6 @@ def make(model, tokenizer, tmp_path):
         return trainer(model, tokenizer, tmp_path, rewards=[ones], lengths=lengths, **options | more)
 
     return made
-
-
-def compare(made, steps=(1,)):
-    with textbook.compare(made, steps) as watched:
-        made.train()
-    return watched.report
 
 
 def held(report):
@@ -59,9 +53,7 @@ def test_each_correction_holds(mode, monkeypatch, model, tokenizer, make):
     options |= {"vllm_importance_sampling_mode": mode, "learning_rate": 5e-3, "max_steps": 2} | bounds
     made = make(options)
     without = dataclasses.replace(textbook.Options.of(made.args), engine_weight=None)
-    with textbook.compare(made, (2,), variants={"none": without}) as watched:
-        made.train()
-    report = watched.report
+    report = compare(made, (2,), variants={"none": without})
     assert held(report), report
     assert report.variants["none"].cosine < 0.99 or abs(report.variants["none"].size - 1) > 0.03
 

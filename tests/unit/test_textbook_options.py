@@ -1,23 +1,14 @@
 """The textbook under trl's other options: each holds in a healthy run, and a mistake in it is found."""
 
-import copy
-
 import pytest
 import torch
 import trl
 from engine import Engine, colocate
-from steps import before, has, ones, planted, right, trainer
-
-from failurelab import guards, textbook
+from steps import before, compare_steps, guarded_and_not, has, ones, planted, right, trainer
 
 SYNCED = {"sync_ref_model": True, "ref_model_sync_steps": 2, "beta": 0.1, "learning_rate": 1e-2}
+MOVED = {"learning_rate": 1e-2, "max_steps": 3}
 VESPO = {"loss_type": "vespo", "num_iterations": 3, "learning_rate": 5e-3, "beta": 0.1}
-
-
-def compare(made, steps=(1,)):
-    with textbook.compare(made, steps) as watched:
-        made.train()
-    return watched.reports
 
 
 @pytest.fixture
@@ -53,7 +44,7 @@ def needs(name):
 def test_a_healthy_run_holds(options, steps, make):
     if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__):
         pytest.skip("this release has no such option")
-    reports = compare(make(**options, max_steps=steps), range(1, steps + 1))
+    reports = compare_steps(make(**options, max_steps=steps), range(1, steps + 1))
     assert len(reports) == steps
     for report in reports:
         assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
@@ -65,17 +56,17 @@ def test_a_healthy_run_holds(options, steps, make):
 @pytest.mark.parametrize("most", [1.0, 0.0])
 def test_the_scale_of_numbers_of_16_bits_is_taken_back(most, make):
     """With clipping, which takes it back too, and without."""
-    (report,) = compare(in_16_bits(make(fp16=True, max_grad_norm=most)))
+    (report,) = compare_steps(in_16_bits(make(fp16=True, max_grad_norm=most)), (1,))
     assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
 
 
 @pytest.mark.skipif(before("0.22"), reason="this release asks for a GPU")
 def test_a_mistake_in_16_bits_is_named_and_an_overflow_is_none(make):
-    (report,) = compare(in_16_bits(make(fp16=True, kind=planted(loss=lambda loss: -loss))))
+    (report,) = compare_steps(in_16_bits(make(fp16=True, kind=planted(loss=lambda loss: -loss))), (1,))
     assert (report.verdict, report.named) == ("FOUND", "opposite sign")
     made = in_16_bits(make(fp16=True))
     made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
-    (report,) = compare(made)
+    (report,) = compare_steps(made, (1,))
     assert report.verdict == "NOT CHECKED" and "too large for 16 bits" in report.reason
 
 
@@ -89,7 +80,7 @@ def test_liger_s_loss_is_a_loss(loss, wrong, make):
     if getattr(made, "liger_grpo_loss", None) is None:
         pytest.skip("this release takes the option back")
     made.liger_grpo_loss.compiled = False
-    (report,) = compare(made)
+    (report,) = compare_steps(made, (1,))
     assert (report.verdict, report.named) == (("FOUND", "opposite sign") if wrong else ("HELD", None)), report
 
 
@@ -103,7 +94,7 @@ class Truncated(trl.GRPOTrainer):
 
 @needs("vespo_k_pos")
 def test_a_weight_of_vespo_s_that_is_another_one_is_found(make):
-    reports = compare(make(kind=Truncated, **VESPO, max_steps=3), (1, 3))
+    reports = compare_steps(make(kind=Truncated, **VESPO, max_steps=3), (1, 3))
     assert [report.verdict for report in reports] == ["HELD", "FOUND"]  # at a ratio of 1 every weight is 1
 
 
@@ -112,7 +103,7 @@ def test_a_weight_of_vespo_s_that_is_another_one_is_found(make):
 def test_weights_that_are_cast_to_generate_are_found(make):
     """It is the policy itself that trl 1.16 casts, and the optimizer steps in 16 bits from there on."""
     made = make(use_transformers_continuous_batching=True, bf16=True)
-    (report,) = compare(made)
+    (report,) = compare_steps(made, (1,))
     assert (report.verdict, report.named) == ("FOUND", "weights cast to other numbers")
     assert "26 of 26" in report.reason and next(made.model.parameters()).dtype == torch.bfloat16
 
@@ -120,7 +111,7 @@ def test_weights_that_are_cast_to_generate_are_found(make):
 @pytest.mark.skipif(not has("torch_compile"), reason="this release does not compile")
 def test_a_mistake_in_a_compiled_run_is_named(make):
     options = {"torch_compile": True, "torch_compile_backend": "eager"}
-    (report,) = compare(make(kind=planted(loss=lambda loss: -loss), **options))
+    (report,) = compare_steps(make(kind=planted(loss=lambda loss: -loss), **options), (1,))
     assert (report.verdict, report.named) == ("FOUND", "opposite sign")
 
 
@@ -128,15 +119,10 @@ def test_a_mistake_in_a_compiled_run_is_named(make):
 def test_a_run_with_the_guard_ends_at_the_same_weights(options, trained, tmp_path, monkeypatch):
     if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__) or (options is VESPO and not has("vespo_k_pos")):
         pytest.skip("this release has no such option")
-    weights = []
-    for watched in (False, True):
-        policy = copy.deepcopy(trained[0])
-        if "use_vllm" in options:
-            options = colocate(monkeypatch, Engine(policy, trained[1]))
-        given = {"learning_rate": 1e-2, "max_steps": 3} | options
-        made = trainer(policy, trained[1], tmp_path, rewards=[ones, right], **given)
-        if watched:
-            made.add_callback(guards.StepGuard(made, every=1))
-        made.train()
-        weights.append(policy.state_dict())
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    def make(policy):
+        more = colocate(monkeypatch, Engine(policy, trained[1])) if "use_vllm" in options else options
+        return trainer(policy, trained[1], tmp_path, rewards=[ones, right], **MOVED | more)
+
+    _, same = guarded_and_not(make, trained[0], every=1)
+    assert same

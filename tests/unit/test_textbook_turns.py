@@ -5,9 +5,8 @@ import types
 
 import pytest
 import torch
-from steps import SUMS, before, planted, trainer
+from steps import SUMS, before, compare, compare_steps, planted, trainer
 
-from failurelab import textbook
 from failurelab.textbook import turns
 from failurelab.textbook.rows import Row
 
@@ -70,12 +69,6 @@ def make(model, talker, tmp_path):
     return made
 
 
-def compare(made):
-    with textbook.compare(made) as watched:
-        made.train()
-    return watched.report
-
-
 AGAIN = {"num_iterations": 2, "learning_rate": 5e-3, "max_steps": 2}
 
 
@@ -86,9 +79,7 @@ AGAIN = {"num_iterations": 2, "learning_rate": 5e-3, "max_steps": 2}
 def test_what_tools_and_environments_answer_is_not_trained_on(options, make):
     """Also where a later turn is cut, and where the generation is used again."""
     made = make(**options)
-    with textbook.compare(made, (1, 2)) as watched:
-        made.train()
-    for report in watched.reports:
+    for report in compare_steps(made, (1, 2)):
         assert report.verdict == "HELD" and report.apart.cosine >= 0.9999
         assert report.apart.size == pytest.approx(1, abs=1e-3)
 
