@@ -155,6 +155,8 @@ def _find_greedy_sampling(training: Training) -> str:
         return f"top_p is {top_p:g}"
     if options.get("top_k") == 1:
         return "top_k is 1"
+    if (options.get("min_p") or 0) >= 1:
+        return f"min_p is {options['min_p']:g}"
     return "do_sample is False" if options.get("do_sample") is False else ""
 
 
