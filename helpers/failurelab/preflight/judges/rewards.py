@@ -26,6 +26,7 @@ _DRAWN = 4  # completions of this run that are asked about too
 _COLD = 0.05  # a temperature under which the likeliest token is drawn nearly always
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
+_RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
 _WORD, _LONGER = "word ", (4, 16)  # times max_completion_length, in words: no completion has so many letters
 
 
@@ -34,7 +35,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
     functions = getattr(training.trainer, "reward_funcs", None)
     if not isinstance(functions, list) or not functions:
         if getattr(training.trainer, "reward_model", None) is not None:
-            yield Finding.not_checked("F10", "rewards come from a reward model, which is not asked")
+            yield Finding.not_checked("F10", f"rewards come from a reward model, which is not asked: {_RANDOM}")
         return
     places = [
         n for n, function in enumerate(functions) if callable(function) and not isinstance(function, torch.nn.Module)
@@ -47,7 +48,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         yield Finding.not_checked("F10", "rewards come from environments, which are not entered")
         return
     if len(places) < len(functions):
-        yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked")
+        yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
     if greedy := _find_greedy_sampling(training):
         said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
         yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
