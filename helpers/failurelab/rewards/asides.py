@@ -1,7 +1,7 @@
 """Wrong completions in which the right answer stands beside the point, asked of one reward function.
 
 A function that looks for the answer anywhere, or takes the first that it meets, tells right completions from wrong ones
-well in all common forms. It pays a wrong one too, where the right answer is mentioned on the way, or where a copy of the
+in all common forms. It pays a wrong one too, where the right answer is mentioned on the way, or where a copy of the
 prompt names all choices. Many such functions train well, so a mention alone is a note.
 """
 
