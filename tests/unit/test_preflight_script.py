@@ -1070,13 +1070,15 @@ def test_no_heading_is_english_in_the_chinese_answer():
 
 
 def test_what_is_bad_stands_in_40_lines_before_the_details():
-    """All of it once more behind them; what does not even fit in brief is named at least."""
+    """All of it once more behind them; what does not even fit in brief is named at least. The table is among them."""
+    table = [Line("right", f"form {place}", "c", [float(place)]) for place in range(4)]
     diff = "".join(f"+line {place}\n" for place in range(30))
     for count in (1, 3, 9):
         ids = [f"F{place}" for place in range(1, count + 1)]
         bad = [Finding(each, "words " * 60, "more " * 30, verdict=Verdict.NAMED, diff=f"--- a\n{diff}") for each in ids]
-        answer = Answer("train.py")
+        answer = Answer("train.py", rewards=RewardTable(["reward_funcs[0] f"], table, notes=["n " * 90] * 2))
         answer.settle(bad)
+        assert all(len(line) <= 110 for line in terminal.text(answer).splitlines())
         before, _, details = terminal.text(answer).partition("IN FULL")
         assert before.count("\n") <= 40 and all(f"NAMED  {each} " in details for each in ids)
         heading = details.partition("\n")[0]

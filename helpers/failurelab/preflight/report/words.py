@@ -17,6 +17,8 @@ _CHINESE = {
         "加上上面的改法之后，无此故障：找过，没有（括号内：故意放入这个故障时，同样的测量得到什么）",
     "IN FULL": "完整内容", ", and beside these: {}": "，此外还有：{}",
     "Cut: {}.": "裁掉的：{}。", "Note: {}.": "注意：{}。", "ERROR {}": "错误：{}",
+    "what these releases have in some settings (docs/atlas.md): {}":
+        "这些版本在某些设置下有的故障（docs/atlas.md）：{}",
     # of one finding
     "{}; with this repair: {} (tried)": "{}；加上这个改法：{}（试过）",
     "{}; tried beside it: {}": "{}；另外试过：{}", "not named: {}": "为什么只是怀疑：{}",
