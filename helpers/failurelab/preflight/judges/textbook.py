@@ -248,7 +248,8 @@ class StepJudge(TrainerCallback):
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
         figures, _, name = report.reason.partition(" Named: ")  # which is said first
-        said = f"Named: {name} " * bool(name) + f"step {report.step}: {figures}{where}"
+        said = f"Named: {name} Step" if name else "step"
+        said += f" {report.step}: {figures}{where}"
         if not own and not self.replaced and report.named == "accumulation":
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
             yield Finding.suspected(
