@@ -129,7 +129,7 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last
         made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
     answer = judge(made)["F21"]
     assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
-    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence
+    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence.lower()
     assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
