@@ -885,8 +885,8 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     assert children and gone(children) == []
 
 
-def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
-    """Once, and once more twice: what it keeps from call to call must not make the next one fail."""
+def test_a_function_that_is_well_is_called_in_three_processes(tokenizer):
+    """Once, once more twice, for what it keeps from call to call must not make the next one fail, and of asides."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -895,7 +895,7 @@ def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "111"
+    assert calls.read_text() == "1111"
 
 
 def test_forms_are_read_off_a_function():
