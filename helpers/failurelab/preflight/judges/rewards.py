@@ -60,10 +60,10 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
 
 
 def _without_a_head(training: Training) -> Iterator[Finding]:
-    """Tell reward models whose checkpoint, by its own configuration, is a language model's: the score is a random head's.
+    """Tell reward models whose checkpoint, by its own configuration, is a language model's: a random head scores then.
 
-    transformers warns of it once ("newly initialized: score.weight"). A model that the script trains first is left out,
-    and so is one with an adapter, which may hold the head.
+    transformers warns of it once ("newly initialized: score.weight"). A model that the script trains first is left
+    out, and so is one with an adapter, which may hold the head.
     """
     given = getattr(training.trainer, "reward_funcs", None)
     models = {f"reward_funcs[{place}]": each for place, each in enumerate(given if isinstance(given, list) else ())}
