@@ -150,12 +150,13 @@ def make_folder(folder: pathlib.Path) -> None:
         archives.unpack(archive, folder)
     (folder / "models").mkdir()
     (folder / "models" / "tiny-qwen2").symlink_to(tiny.resolve())
-    for name in ("Qwen2-0.5B", "Qwen2-0.5B-Instruct"):
+    for name in ("Qwen2-0.5B", "Qwen2-0.5B-Instruct", "Qwen2-0.5B-Reward"):
         qwen = folder / "Qwen" / name
         qwen.mkdir(parents=True)
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(tiny / file, qwen)
-        (qwen / "config.json").write_text(json.dumps(QWEN))
+        scores = {"architectures": ["Qwen2ForSequenceClassification"]} if name.endswith("Reward") else {}
+        (qwen / "config.json").write_text(json.dumps(QWEN | scores))
         (qwen / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0], "pad_token_id": 0}))
     adapter = folder / "adapters" / "sft"
     adapter.mkdir(parents=True)

@@ -1,8 +1,10 @@
 """Judges of reference and updates: broken, healthy and odd, with real trainers and models."""
 
+import collections
 import types
 from copy import deepcopy
 
+import accelerate
 import datasets
 import pytest
 import small
@@ -323,6 +325,59 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
     assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * bool(words)
     assert not words or (words in answers[0].evidence and answers[0].why and answers[0].repair)
     assert before is None or before[1].last_epoch == 0  # the script's own schedule is where it was
+
+
+GRADIENTS = [  # options of the loss, and whether completions with advantages below and above 0 give a gradient
+    ({}, (True, True), False),
+    ({"epsilon": 0.0}, (True, True), False),  # each completion is trained on once, where nothing is clipped
+    ({"epsilon": 0.0, "num_iterations": 2}, (True, True), True),
+    ({"epsilon": 3e-4, "num_iterations": 2}, (True, True), False),
+    ({"epsilon": 0.2, "epsilon_high": 0.1}, (True, True), False),
+    ({"epsilon": -0.1}, (True, False), True),
+    ({"epsilon": 0.2, "epsilon_high": -0.1}, (True, False), True),
+    ({"epsilon": -0.1, "epsilon_high": 0.2}, (False, True), True),
+    ({"delta": 0.0}, (True, False), True),
+    ({"delta": 1.5}, (True, True), False),
+    ({"loss_type": "cispo", "epsilon_high": 0.0}, (False, False), True),
+    ({"loss_type": "cispo", "epsilon_high": 5.0}, (True, True), False),
+    ({"loss_type": "sapo", "epsilon": 0.0, "num_iterations": 2}, (True, True), False),
+    ({"beta": -0.04}, (True, True), True),
+    ({"num_train_epochs": 0}, (True, True), True),
+    ({"num_train_epochs": 0, "max_steps": 5}, (True, True), False),
+]
+
+
+@pytest.mark.skipif(Version(trl.__version__) < Version("1.16"), reason="releases before have not all of these options")
+@pytest.mark.parametrize(("options", "gradients", "told"), GRADIENTS, ids=lambda value: str(value))
+def test_options_of_the_loss_that_leave_no_gradient_are_suspected(options, gradients, told, tmp_path):
+    """As trl's own loss of one token says, whose probability is that at which it was drawn."""
+    answers = list(plan.judge_plan(planned(tmp_path, config=options)))
+    assert [answer.failure for answer in answers] == ["arguments"] * told
+    assert all(answer.verdict is Verdict.SUSPECTED and answer.repair for answer in answers)
+    args = trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **options)
+    for advantage, wanted in zip((-1.0, 1.0), gradients):
+        scores = torch.zeros(1, 1, requires_grad=True)
+        _loss_of(args, scores, advantage).backward()
+        assert bool(scores.grad.abs().sum()) is wanted
+
+
+def _loss_of(args, scores, advantage):
+    """Return the loss of one completion of one token by trl's own method."""
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    state = types.SimpleNamespace(global_step=0)
+    trainer = types.SimpleNamespace(
+        args=args, beta=0.0, epsilon_low=args.epsilon, epsilon_high=high, loss_type=args.loss_type, state=state,
+        top_entropy_quantile=1.0, use_vllm=False, importance_sampling_level="token", off_policy_mask_threshold=None,
+        model=types.SimpleNamespace(training=True), current_gradient_accumulation_steps=1, use_liger_kernel=False,
+        _metrics={"train": collections.defaultdict(list)}, aux_loss_enabled=False, router_aux_loss_coef=0.0,
+        accelerator=accelerate.Accelerator(cpu=True), _entropy_bonus_enabled=False,
+        _get_per_token_logps_and_entropies=lambda *_, **__: (scores, torch.zeros(1, 1), None),
+    )  # fmt: skip
+    one = torch.ones(1, 1, dtype=torch.long)
+    inputs = {"prompt_ids": one, "prompt_mask": one, "completion_ids": one, "completion_mask": one}
+    inputs |= {"advantages": torch.tensor([advantage]), "num_items_in_batch": torch.tensor(1)}
+    inputs |= {"old_per_token_logps": torch.zeros(1, 1)}
+    return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
 @pytest.mark.parametrize(

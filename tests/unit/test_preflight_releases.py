@@ -174,6 +174,14 @@ def test_an_error_about_a_name_says_which_release_and_has_an_edit():
     assert not list(releases.of_error(ValueError("another one"), of_this_file))
 
 
+def test_two_libraries_that_do_not_fit_are_told_by_the_releases_that_do(monkeypatch):
+    """The script has no part in it: transformers calls what trl has overridden."""
+    monkeypatch.setattr(releases, "installed", lambda: {"trl": "0.14.0", "transformers": "4.52.4"})
+    said = "OnlineDPOTrainer._maybe_log_save_evaluate() got an unexpected keyword argument 'learning_rate'"
+    (told,) = releases.of_error(TypeError(said), of_this_file)
+    assert told.undo is None and told.repair == "Install trl 0.16.1 or later, or transformers before 4.51.0."
+
+
 def test_a_name_is_healed_where_the_script_comes_to_its_training():
     """What does not heal is not shown as a diff: it was one that deletes a method that had nothing to do with it."""
     ended = Finding("release", "e", "r", changes=(Change({"a": "1"}),), ends=True, part="A")

@@ -885,8 +885,8 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     assert children and gone(children) == []
 
 
-def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
-    """Once, and once more twice: what it keeps from call to call must not make the next one fail."""
+def test_a_function_that_is_well_is_called_in_three_processes(tokenizer):
+    """Once, once more twice, for what it keeps from call to call must not make the next one fail, and of asides."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -895,7 +895,7 @@ def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "111"
+    assert calls.read_text() == "1111"
 
 
 def test_forms_are_read_off_a_function():
@@ -1130,3 +1130,41 @@ def test_what_looked_well_and_is_not(function, mark, fault, verdict):
     rows = [{"prompt": text, "answer": mark + answer} for text, answer in zip(PLAIN["prompt"], PLAIN["answer"])]
     table = survey.survey([function], Inputs(rows, ["answer"])).table
     assert (fault, verdict) in [(flag.fault, flag.verdict) for flag in table.flags]
+
+
+def anywhere(completions, answer, **_):
+    return [float(right.lower() in text(each).lower()) for each, right in zip(completions, answer)]
+
+
+def first_number(completions, answer, **_):
+    return [float(re.findall(r"\d+", text(each))[:1] == [right]) for each, right in zip(completions, answer)]
+
+
+def last_number(completions, answer, **_):
+    return [float(re.findall(r"\d+", text(each))[-1:] == [right]) for each, right in zip(completions, answer)]
+
+
+REVIEWS = {"prompt": ["I liked it. Positive or negative?", "I slept. Positive or negative?"] * 2}
+REVIEWS["answer"] = ["positive", "negative"] * 2
+ECHO = {"prompt": ["Say Paris.", "Say Rome.", "Say Lima.", "Say Bonn."], "answer": ["Paris", "Rome", "Lima", "Bonn"]}
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "accused", "noted"),
+    [
+        (anywhere, PLAIN, False, True),
+        (anywhere, CHAT, False, True),
+        (anywhere, REVIEWS, True, False),
+        (anywhere, ECHO, False, True),  # the prompt is what is to be said
+        (first_number, CHAT, False, True),
+        (last_number, CHAT, False, False),
+        (exact, REVIEWS, False, False),
+        (exact, PLAIN, False, False),
+    ],
+)
+def test_an_answer_that_is_mentioned_on_the_way(function, rows, accused, noted, tokenizer):
+    """Many functions that look for it anywhere train well: suspected alone where a copy of the prompt is paid."""
+    given = training(function, rows, processing_class=tokenizer)
+    suspected = [answer for answer in judge_rewards(given) if answer.verdict is not Verdict.HELD]
+    assert [(answer.verdict, answer.fault) for answer in suspected] == [(Verdict.SUSPECTED, "copy")] * accused
+    assert any("mentions the right one" in note for note in given.rewards.notes) is noted

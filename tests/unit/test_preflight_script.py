@@ -22,6 +22,7 @@ from failurelab import updates
 from failurelab.preflight import cli, launcher_line, launcher_options, notebook, run, script_text
 from failurelab.preflight.answer import Answer, Change, Effect, Finding, Location, Verdict
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
+from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
@@ -113,6 +114,30 @@ def test_a_model_that_generates_nothing_is_built_too(kind, checkpoint):
     with built_small():
         model = getattr(transformers, kind).from_pretrained(checkpoint)
     assert getattr(model, "generation_config", None) is None and model.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "elsewhere", "accused"),
+    [
+        ("Qwen2ForCausalLM", False, True),
+        ("Qwen2ForCausalLM", True, False),  # as where a RewardTrainer comes first
+        ("Qwen2ForSequenceClassification", False, False),
+        (None, False, False),
+    ],
+)
+@pytest.mark.parametrize("given", ["reward_funcs", "reward_model"])
+def test_a_reward_model_that_is_a_language_model_is_told(given, kind, elsewhere, accused, tmp_path):
+    """Its head is made anew in the real load too, which the checkpoint's own configuration says."""
+    config(architectures=kind and [kind]).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": kind and [kind]}))
+    loads = []
+    with built_small(loads):
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+    trainer = types.SimpleNamespace(**{given: [model] if given == "reward_funcs" else model})
+    training = Training(trainer, {}, loads=loads, trained_elsewhere={id(model)} if elsewhere else set())
+    answers = [answer for answer in judge_rewards(training) if answer.fault == "head"]
+    assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * accused
 
 
 @pytest.mark.parametrize(
@@ -1070,13 +1095,15 @@ def test_no_heading_is_english_in_the_chinese_answer():
 
 
 def test_what_is_bad_stands_in_40_lines_before_the_details():
-    """All of it once more behind them; what does not even fit in brief is named at least."""
+    """All of it once more behind them; what does not even fit in brief is named at least. The table is among them."""
+    table = [Line("right", f"form {place}", "c", [float(place)]) for place in range(4)]
     diff = "".join(f"+line {place}\n" for place in range(30))
     for count in (1, 3, 9):
         ids = [f"F{place}" for place in range(1, count + 1)]
         bad = [Finding(each, "words " * 60, "more " * 30, verdict=Verdict.NAMED, diff=f"--- a\n{diff}") for each in ids]
-        answer = Answer("train.py")
+        answer = Answer("train.py", rewards=RewardTable(["reward_funcs[0] f"], table, notes=["n " * 90] * 2))
         answer.settle(bad)
+        assert all(len(line) <= 110 for line in terminal.text(answer).splitlines())
         before, _, details = terminal.text(answer).partition("IN FULL")
         assert before.count("\n") <= 40 and all(f"NAMED  {each} " in details for each in ids)
         heading = details.partition("\n")[0]

@@ -13,6 +13,7 @@ from steps import before, has, online_dpo, planted, trainer
 from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Verdict
+from failurelab.preflight.judges.padding import PaddingJudge, count_padding
 from failurelab.preflight.judges.textbook import StepJudge
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.stage.rewards import substitute_rewards
@@ -128,7 +129,7 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last
         made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
     answer = judge(made)["F21"]
     assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
-    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence
+    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence.lower()
     assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
@@ -262,3 +263,66 @@ def test_a_group_that_lies_on_several_processes_does_so_when_cut(device, generat
     asked = ONE | {"per_device_train_batch_size": device, "num_generations": generations}
     cut = cuts._cut_batch(asked | {"steps_per_generation": None}, cuts.Processes(launch, 2))
     assert cut["per_device_train_batch_size"] == rows and 2 * rows % cut["num_generations"] == 0
+
+
+def drawn_by_generate(prompts, trainer, cut):
+    """Draw completions as `model.generate` gives them: rows of one length, unless they are cut."""
+    tokenizer = trainer.processing_class
+    asked = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    drawn = trainer.model.generate(**asked, max_new_tokens=6, do_sample=True, return_dict_in_generate=True)
+    rows = [row.tolist() for row in drawn.sequences[:, asked["input_ids"].shape[1] :]]
+    end = tokenizer.eos_token_id
+    rows = [row[: row.index(end) + 1] if cut and end in row else row for row in rows]
+    ids = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": ids, "completion_ids": rows, "logprobs": None}
+
+
+@pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+@pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.HELD), (False, Verdict.FOUND)])
+def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokenizer, tmp_path):
+    """It is trained on; the repair takes it off whatever function it stands around."""
+
+    def rollout(prompts, trainer):
+        return drawn_by_generate(prompts, trainer, cut)
+
+    def look(made):
+        given = Training(made, {}, own=lambda file: file == __file__)
+        padding, step = PaddingJudge(given), StepJudge(given)
+        with padding.listening(), step.listening():
+            made.train()
+        (answer,) = padding.answers()
+        return answer, {each.failure: each.verdict for each in step.answers()}["F21"]
+
+    made = trainer(copy.deepcopy(model), tokenizer, tmp_path, more=[("rollout_func", rollout)])
+    answer, step = look(made)
+    assert answer.verdict is verdict and answer.failure == "F13" and step is Verdict.HELD
+    if verdict is Verdict.FOUND:
+        made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)])
+        exec(answer.undo.text.format(trainer="made"), {"made": made, "__file__": __file__})
+        made.rollout_func.__code__ = made.rollout_func.__code__.replace(co_filename=__file__)
+        assert look(made)[0].verdict is Verdict.HELD
+
+
+@pytest.mark.parametrize(
+    ("ids", "count"),
+    [
+        ([5, 6, 2], 0),
+        ([5, 6, 0], 0),  # the padding's token may be drawn as a word
+        ([5, 2, 0], 1),
+        ([5, 2, 0, 0], 2),
+        ([5, 6, 0, 0], 1),
+        ([5, 2, 2, 2], 0),
+        ([0, 5, 6], 0),
+        ([0, 0, 5, 6], 2),
+        ([0, 0, 0], 2),
+        ([], 0),
+    ],
+)
+def test_padding_in_a_completion_is_counted(ids, count):
+    assert count_padding(ids, 0, {2}) == count
+
+
+def test_padding_that_is_the_end_is_counted_behind_the_first():
+    assert count_padding([5, 2, 2, 2], 2, {2}) == 2 and count_padding([5, 2], 2, {2}) == 0

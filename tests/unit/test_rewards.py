@@ -65,6 +65,13 @@ def test_what_is_no_number_is_shown_where_it_was_paid_and_crosses_a_pipe():
     assert json.loads(json.dumps(again.to_json())) == told
 
 
+def test_nothing_is_paid_with_a_sign():
+    """A penalty of no letters is -0.0 in Python."""
+    table = ask(lambda completions, **_: [-0.1 * len(each) for each in completions], prompt="Tell me.")
+    (line,) = [line for line in table.picture(100) if "empty" in line]
+    assert line.endswith(" 0")
+
+
 def test_a_column_is_read_by_its_name_and_a_conversation_as_messages():
     def reads_text(completions, truth, **_):
         return [float(re.findall(r"\d+", text)[-1:] == [each]) for text, each in zip(completions, truth)]

@@ -361,6 +361,7 @@ class WatchedScript:
             calls_evaluate=self.calls_evaluate,
             explained=self.spec.get("explained", {}),
             own=self.files.own.holds,
+            trained_elsewhere={id(each.model) for each in self.trainers if each is not trainer},
         )
         self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)

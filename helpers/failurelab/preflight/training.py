@@ -91,6 +91,7 @@ class Training:
         explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
             `judges.textbook` wrote it; empty where there is none.
         own: whether a file of code is the script's own, by its path.
+        trained_elsewhere: models, by their id, that other trainers of the script were made for.
         notes: what judges have to tell beside their findings.
     """
 
@@ -123,6 +124,7 @@ class Training:
     not_evaluated: str = ""
     explained: dict[str, Any] = dataclasses.field(default_factory=dict)
     own: Callable[[str], bool] = lambda file: False
+    trained_elsewhere: set[int] = dataclasses.field(default_factory=set)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     @property

@@ -196,7 +196,7 @@ def _held(finding: Finding, answer: Answer) -> str:
     one, neither the same fault nor another, it has measured both.
     """
     for failure in _HELD_BY.get(finding.failure, (finding.failure,)):
-        for other in answer.held:
+        for other in sorted(answer.held, key=lambda held: held.part != finding.part):
             if other.failure == failure and (not finding.part or other.part in ("", finding.part)):
                 return other.evidence
     if finding.failure in _BY_GOING_ON and not answer.error:

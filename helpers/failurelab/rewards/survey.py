@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab.rewards import figures, forms, patterns, signature
+from failurelab.rewards import asides, figures, forms, patterns, signature
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.forms import Completion
 from failurelab.rewards.inputs import OWN, Inputs
@@ -97,11 +97,17 @@ def survey(
         for n, key in zip(places, keys)
     ]
     flags = [list(examine(x)) for x in examined]
-    sums = _totals(examined, completions)
+    sums, notes = _totals(examined, completions), list[str]()
     for x, about in zip(examined, flags):
         if x.rewards:
             totals = [sums[each] for each in x.completions] if sums and whole else None
             about += filter(None, [judge(x, totals)])
+        if not about:
+            for aside in asides.look(x):
+                if isinstance(aside, Flag):
+                    about.append(aside)
+                else:
+                    notes.append(aside)
     said = [flag for about in flags for flag in about]
     said += _reads_no_reference(examined, said)
     best = ""
@@ -117,7 +123,7 @@ def survey(
             # A text that answers nothing is best for a reward of its length: what fits then gets less, and not nothing.
             best = shortest.text if shortest.worth != "none" else ""
     table = tabulate(examined, said)
-    notes = [*scale_notes(table, [weights[place] for place in places]), *_unread(inputs, own)]
+    notes = [*notes, *scale_notes(table, [weights[place] for place in places]), *_unread(inputs, own)]
     notes += (
         [] if patterns.is_known() else ["hypothesis is not installed here, so no completion has a pattern's own form"]
     )

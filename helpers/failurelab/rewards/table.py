@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,8 @@ class RewardTable:
             width: of a line, in columns.
             say: returns an English text in the reader's language, with values in the places of its `{}`.
         """
-        notes = [say("Note: {}.", note) for note in self.notes]
+        said = (say("Note: {}.", note) for note in self.notes)
+        notes = [line for note in said for line in textwrap.wrap(note, width, subsequent_indent="  ")]
         if not self.lines:
             return notes
         chosen, left = self._chosen()
@@ -148,7 +150,7 @@ def quote(text: str, width: int = 60) -> str:
 
 
 def _cell(value: float | str | None) -> str:
-    return value if isinstance(value, str) else "None" if value is None else f"{value:.4g}"
+    return value if isinstance(value, str) else "None" if value is None else f"{value + 0.0:.4g}"  # of -0.0 no sign
 
 
 def _is_odd(value: Any) -> bool:

@@ -267,7 +267,7 @@ class Recorder:
         for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             row = Row(tuple(int(token) for token in prompt), ids, bool(ids) and ids[-1] in ends, padded=width)
-            true = turns.match(row, left)
+            true = turns.match(row, left, pad_id(self.trainer))
             if true is not None:
                 left.remove(true)
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
@@ -279,7 +279,7 @@ class Recorder:
                 wrong.setdefault(turns.RENDERED, []).append(line)
             if logps is not None and len(logps) == len(ids):
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
-            if true is not None and true.engine_logps is not None:
+            if true is not None and true.engine_logps is not None and len(true.completion) >= len(ids):
                 row = dataclasses.replace(row, engine_logps=true.engine_logps[: len(ids)])
             if true is None and mask is not None:
                 self._not_seen = ["the environment's mask: what drew its tokens was not seen, so it is believed"]

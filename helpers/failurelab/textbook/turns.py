@@ -111,11 +111,18 @@ def _differ(drawn: Ids, given: Ids, decode: Decode) -> str:
     return f"from token {place} on {own} were drawn, and {other} stand there ({texts})"
 
 
-def match(row: Row, drawn: Sequence[Row]) -> Row | None:
-    """Return the one of those that were drawn that a row is, or is the beginning of; None if it is not known."""
-    length = len(row.completion)
-    same = (other for other in drawn if other.prompt == row.prompt and other.completion[:length] == row.completion)
-    return next(same, None)
+def match(row: Row, drawn: Sequence[Row], pad: int) -> Row | None:
+    """Return the one of those that were drawn that a row is, or is the beginning of; None if it is not known.
+
+    Padding behind the end of what was drawn, which a rollout function has left there, is not looked at.
+    """
+    ids, length = row.completion, len(row.completion)
+    for other in drawn:
+        own = other.completion
+        padded = other.ended and ids[: len(own)] == own and set(ids[len(own) :]) <= {pad}
+        if other.prompt == row.prompt and (own[:length] == ids or padded):
+            return other
+    return None
 
 
 def wrong_mask(row: Row, mask: Sequence[int], true: Row | None) -> str:

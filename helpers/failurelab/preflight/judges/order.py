@@ -14,6 +14,7 @@ from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
 from failurelab.preflight.judges.optimizer import judge_optimizer
+from failurelab.preflight.judges.padding import PaddingJudge
 from failurelab.preflight.judges.plan import judge_groups, judge_plan
 from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.reference import judge_reference
@@ -50,7 +51,13 @@ BEFORE: tuple[Judge, ...] = (
     judge_resume,
 )
 # The first is the outermost: its hooks are called first.
-DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge, OverrideJudge)
+DURING: tuple[Callable[[Training], TrainingJudge], ...] = (
+    GradientJudge,
+    RolloutJudge,
+    LogitsJudge,
+    OverrideJudge,
+    PaddingJudge,
+)
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
     judge_rewards,

@@ -1,6 +1,7 @@
-"""What the arguments alone say, before anything is cut: the learning rate over the planned steps, and a single prompt.
+"""What the arguments alone say, before anything is cut: learning rates, the loss's own options, and a single prompt.
 
-Nothing of this is an error, and no log shows it early: a schedule that is over after one step, a warm-up that is longer
+Nothing of this is an error, and no log shows it early: no step at all, bounds of the ratio that leave no gradient, a
+schedule that is over after one step, a warm-up that is longer
 than the run, adapters at a rate that was chosen for whole models, whole models at one that was chosen for supervised
 fine-tuning, and a dataset of one row. So each is a suspicion, with the figure that it hangs on.
 
@@ -51,6 +52,8 @@ _READ_WITH: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "eval_steps": ("eval_strategy", lambda strategy: str(getattr(strategy, "value", strategy)) == "steps"),
     "save_steps": ("save_strategy", lambda strategy: str(getattr(strategy, "value", strategy)) == "steps"),
 }  # fmt: skip
+_NARROW = 1e-5  # of a bound on ratios; GSPO, whose ratios are means over a sequence, is used with 3e-4
+_BY_ARGUMENTS = "by the loss's formula and these arguments; the cut step is compared with the same formula"
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
@@ -69,10 +72,60 @@ def judge_plan(training: Training) -> Iterator[Finding]:
             "what it is to learn was not looked at; where all of one prompt's rewards are equal, no step is left",
             "Train on as many different prompts as there are steps, or say why one is enough.",
         )
+    yield from _loss_options(training)
     rates = planned_rates(training)
     if rates:
         yield from _schedule(rates)
         yield from _rate(training, rates)
+
+
+def _loss_options(training: Training) -> Iterator[Finding]:
+    """Tell options that leave the loss no gradient, or turn it, and a plan of no step.
+
+    The loss of a completion with advantage A is -min(r A, clip(r, 1 - low, 1 + high) A), and r is 1 in the first pass.
+    """
+    options = training.arguments
+    if (options.get("max_steps") or -1) <= 0 and (options.get("num_train_epochs") or 0) <= 0:
+        said = f"num_train_epochs is {options.get('num_train_epochs')}, and max_steps sets no steps: none is made"
+        yield _suspect_option("num_train_epochs", said, "Set num_train_epochs or max_steps.")
+    beta = options.get("beta")
+    if isinstance(beta, (int, float)) and beta < 0:
+        said = f"beta is {beta:g}: a penalty of this sign pays the policy for leaving its reference"
+        yield _suspect_option("beta", said, "Set beta to 0, or to 0.001 to 0.1.")
+    low, delta = options.get("epsilon"), options.get("delta")
+    if not isinstance(low, (int, float)):
+        return
+    high = low if options.get("epsilon_high") is None else options["epsilon_high"]
+    kind, bounds = options.get("loss_type"), f"epsilon is {low:g}, epsilon_high {high:g}"
+    passes = (options.get("steps_per_generation") or options.get("gradient_accumulation_steps") or 1) * (
+        options.get("num_iterations") or 1
+    )
+    repair = "Set epsilon to 0.2, trl's default, and epsilon_high to no less."
+    if kind == "cispo":
+        if high <= 0:
+            said = f"{bounds}: with loss_type='cispo' no weight is above epsilon_high, so every gradient is 0 or turned"
+            yield _suspect_option("epsilon", said, "Set epsilon_high to 5.0, the value of CISPO's authors.")
+        return
+    if kind == "sapo":
+        return
+    if low < 0 or high < 0:
+        said = f"{bounds}: a ratio of 1 lies outside of the bounds, and completions with advantages "
+        said += f"{'above' if high < 0 else 'below'} 0 give no gradient"
+        yield _suspect_option("epsilon", said, repair)
+    elif max(low, high) < _NARROW and passes > (options.get("gradient_accumulation_steps") or 1):
+        said = (
+            f"{bounds}, and each generation is trained on more than once: what leaves the first policy is clipped, so "
+        )
+        yield _suspect_option("epsilon", f"{said}later passes can only go back to it", repair)
+    if isinstance(delta, (int, float)) and delta < 1:
+        said = (
+            f"delta is {delta:g}: it bounds each ratio, which is 1 in the first pass, from above, and completions with"
+        )
+        yield _suspect_option("delta", f"{said} advantages above 0 give no gradient", "Set delta above 1 + epsilon.")
+
+
+def _suspect_option(part: str, said: str, repair: str) -> Finding:
+    return Finding.suspected("arguments", said, _BY_ARGUMENTS, repair, part=part)
 
 
 def judge_groups(training: Training) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from packaging.version import Version
+
 from failurelab.failures import names
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
@@ -78,6 +80,7 @@ def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
         if said := names.explain(text, installed()):
             first = re.sub(r" \(/[^)]*\)", "", " ".join(str(link).split())[:200])
             repair, undo = _undo(link, text, own)
+            repair = repair or _install(said)
             yield Finding(FAILURE, f"{first}. {said}", repair, undo, ends=True, part=_part(text))
             return
 
@@ -103,7 +106,18 @@ def _undo(error: BaseException, text: str, own: Any) -> tuple[str, Any]:
     new, attribute = names.replacement(text), re.search(r"has no attribute '(\w+)'", text)
     if new and attribute:
         return f"Write {new}.", repairs.Attribute(*_own_line(error, own), attribute[1], new)
-    return "Write what this release has, or install one that has it.", None
+    return "", None
+
+
+def _install(said: str) -> str:
+    """Return which releases fit each other, where names came with some of them."""
+    have, fit = installed(), []
+    for package, release in dict.fromkeys(re.findall(r"came with (trl|transformers) (\d[\d.]*\d)", said)):
+        newer = Version(have.get(package, "0")) >= Version(release)
+        fit.append(f"{package} before {release}" if newer else f"{package} {release} or later")
+    if not fit or "went with" in said:
+        return "Write what this release has, or install one that has it."
+    return f"Install {', or '.join(fit)}."
 
 
 def _own_line(error: BaseException, own: Any) -> tuple[str, int]:

@@ -68,7 +68,7 @@ def find_replaced(own: Callable[[str], bool], *things: Any) -> list[Replaced]:
             at_object = not isinstance(holder, (type, types.ModuleType))
             if at_object and not callable(getattr(type(holder), attribute, None)):
                 continue  # what an object is given, and not a method of its class
-            code = next((code for code in _codes(value) if own(code.co_filename)), None)
+            code = next((code for code in codes_of(value) if own(code.co_filename)), None)
             if code is not None:
                 found.setdefault(code, f"{name}.{attribute}")
     return [Replaced(name, code.co_filename, code.co_firstlineno) for code, name in found.items()]
@@ -91,7 +91,7 @@ def _holders(own: Callable[[str], bool], things: tuple[Any, ...]) -> Iterator[tu
         yield type(thing).__name__, thing
 
 
-def _codes(value: Any) -> Iterator[types.CodeType]:
+def codes_of(value: Any) -> Iterator[types.CodeType]:
     """Yield the code of a function, and of those that it wraps."""
     while isinstance(value, _FUNCTIONS):  # a stand-in for a class that is not installed raises at any question
         if isinstance(value, property):

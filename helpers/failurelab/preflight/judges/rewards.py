@@ -11,6 +11,7 @@ import torch
 import transformers
 from packaging.version import Version
 
+from failurelab._unwrap import has_adapter
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
@@ -26,15 +27,17 @@ _DRAWN = 4  # completions of this run that are asked about too
 _COLD = 0.05  # a temperature under which the likeliest token is drawn nearly always
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
+_RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
 _WORD, _LONGER = "word ", (4, 16)  # times max_completion_length, in words: no completion has so many letters
 
 
 def judge_rewards(training: Training) -> Iterator[Finding]:
     """Call the trainer's reward functions on made-up completions; tell what they can never reward."""
     functions = getattr(training.trainer, "reward_funcs", None)
+    yield from _without_a_head(training)
     if not isinstance(functions, list) or not functions:
         if getattr(training.trainer, "reward_model", None) is not None:
-            yield Finding.not_checked("F10", "rewards come from a reward model, which is not asked")
+            yield Finding.not_checked("F10", f"rewards come from a reward model, which is not asked: {_RANDOM}")
         return
     places = [
         n for n, function in enumerate(functions) if callable(function) and not isinstance(function, torch.nn.Module)
@@ -47,13 +50,41 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         yield Finding.not_checked("F10", "rewards come from environments, which are not entered")
         return
     if len(places) < len(functions):
-        yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked")
+        yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
     if greedy := _find_greedy_sampling(training):
         said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
         yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
     yield from _never_called(training, functions, places)
     if places:
         yield from _survey(training, functions, places, rows)
+
+
+def _without_a_head(training: Training) -> Iterator[Finding]:
+    """Tell reward models whose checkpoint, by its own configuration, is a language model's: a random head scores then.
+
+    transformers warns of it once ("newly initialized: score.weight"). A model that the script trains first is left
+    out, and so is one with an adapter, which may hold the head.
+    """
+    given = getattr(training.trainer, "reward_funcs", None)
+    models = {f"reward_funcs[{place}]": each for place, each in enumerate(given if isinstance(given, list) else ())}
+    models["reward_model"] = getattr(training.trainer, "reward_model", None)
+    for part, model in models.items():
+        loads = [load for load in training.loads if load.model is not None and load.model() is model]
+        if not loads or not hasattr(model, "score") or has_adapter(model) or id(model) in training.trained_elsewhere:
+            continue
+        kinds = getattr(loads[0].config, "architectures", None) or ()
+        if kinds and all(kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for kind in kinds):
+            said = (
+                f"{part} is {loads[0].name}, a checkpoint of {' and '.join(kinds)}: it holds no head that gives a score"
+            )
+            yield Finding.suspected(
+                "F14",
+                f"{said}, so transformers makes a random one, and the rewards are its",
+                "it is read from the checkpoint's configuration alone",
+                "Name a checkpoint that was trained to score: of a class that ends in ForSequenceClassification.",
+                part=part,
+                fault="head",
+            )
 
 
 def _survey(
@@ -155,6 +186,8 @@ def _find_greedy_sampling(training: Training) -> str:
         return f"top_p is {top_p:g}"
     if options.get("top_k") == 1:
         return "top_k is 1"
+    if (options.get("min_p") or 0) >= 1:
+        return f"min_p is {options['min_p']:g}"
     return "do_sample is False" if options.get("do_sample") is False else ""
 
 

@@ -61,6 +61,21 @@ def tokenizer_of(trainer: Any) -> Any:
     return getattr(processor, "tokenizer", processor)
 
 
+def known_ends(trainer: Any) -> set[int]:
+    """Return the tokens at which a trainer sees a completion end."""
+    return {tokenizer_of(trainer).eos_token_id, *token_ids(getattr(trainer, "eos_token_ids", None))}
+
+
+def own_ends(model: Any) -> set[int]:
+    """Return the tokens that end a model's texts, by its generation config."""
+    return token_ids(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
+
+
+def token_ids(value: Any) -> set[int]:
+    """Return the ids of an option that takes none, one or several."""
+    return set() if value is None else {value} if isinstance(value, int) else set(value)
+
+
 def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     """Return the ids of prompts, as the trainer makes them; uncut.
 

@@ -142,12 +142,13 @@ class StepJudge(TrainerCallback):
 
     def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Put an end into the completions that were drawn, each at another place."""
-        drawn = generate(*args, **kwargs)
+        output = generate(*args, **kwargs)
+        drawn = getattr(output, "sequences", output)  # with return_dict_in_generate
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         tokenizer = tokenizer_of(self.trainer)
         end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
-            return drawn
+            return output
         width = ids.shape[1]
         ends = [ENDS[row % len(ENDS)] for row in range(len(drawn))]
         if not self.training.small:  # its own completions are kept, but where all of them have one length
@@ -157,7 +158,7 @@ class StepJudge(TrainerCallback):
         for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
             if place < len(completion):
                 completion[place], completion[place + 1 :] = end, end if pad is None else pad
-        return drawn
+        return output
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
@@ -246,7 +247,9 @@ class StepJudge(TrainerCallback):
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
-        said = f"step {report.step}: {report.reason}{where}"
+        figures, _, name = report.reason.partition(" Named: ")  # which is said first
+        said = f"Named: {name} Step" if name else "step"
+        said += f" {report.step}: {figures}{where}"
         if not own and not self.replaced and report.named == "accumulation":
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
             yield Finding.suspected(

@@ -19,7 +19,15 @@ import torch
 
 from failurelab.handles import keep_modes
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
+from failurelab.preflight.judges.rows import (
+    generates,
+    known_ends,
+    own_ends,
+    prompt_ids,
+    sample,
+    token_ids,
+    tokenizer_of,
+)
 from failurelab.preflight.repairs import Statement
 from failurelab.preflight.training import Training
 from failurelab.rewards.references import is_conversation
@@ -64,7 +72,7 @@ def judge_template(training: Training) -> Iterator[Finding]:
     evidence = f"{plain} of {len(prompts)} prompts are plain text without the mark {mark!r} of the tokenizer's template"
     repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
     turn = _turn_end(tokenizer)
-    is_chat = turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)}
+    is_chat = turn in {tokenizer.eos_token_id, *own_ends(trainer.model)}
     asked = None
     if not training.small:
         unmarked = [prompt for prompt in prompts if mark not in prompt][:4]
@@ -111,11 +119,6 @@ def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Finding:
     )
 
 
-def _own_ends(model: Any) -> set[int]:
-    """Return the tokens that end a model's texts, by its generation config."""
-    return _ids(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
-
-
 def _is_asked(prompt: str) -> bool:
     """Return whether a text is a question or a task; one that ends in a cue, as `TL;DR:`, is to be gone on with."""
     text = prompt.strip()
@@ -156,7 +159,7 @@ def _ask_model(
 
 def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True, tokens: int = TOKENS) -> int:
     """Return how many greedy completions end; with `may_end=False` the model is kept from it, as a control."""
-    ends, count = _own_ends(model) | {tokenizer.eos_token_id}, 0
+    ends, count = own_ends(model) | {tokenizer.eos_token_id}, 0
     with keep_modes(model), torch.no_grad():
         model.eval()
         for text in texts:
@@ -209,10 +212,10 @@ def judge_ends(training: Training) -> Iterator[Finding]:
 
 def _turns(training: Training, tokenizer: Any) -> Finding:
     trainer = training.trainer
-    known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
-    config = _own_ends(trainer.model)
+    known = known_ends(trainer)
+    config = own_ends(trainer.model)
     ends = f"the trainer ends a completion at {_names(tokenizer, known)}"
-    own = _ids((training.arguments.get("generation_kwargs") or {}).get("eos_token_id"))
+    own = token_ids((training.arguments.get("generation_kwargs") or {}).get("eos_token_id"))
     if own and not own & known:
         return Finding(
             "F13",
@@ -316,10 +319,6 @@ def _labels(training: Training, tokenizer: Any) -> Iterator[Finding]:
             )
         else:
             yield Finding.not_checked("F13", f"{evidence}; no row of this batch has an end whose label could be masked")
-
-
-def _ids(value: Any) -> set[int]:
-    return set() if value is None else {value} if isinstance(value, int) else set(value)
 
 
 def _names(tokenizer: Any, ids: set[int]) -> str:

@@ -20,6 +20,7 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "callback": ("callback", "A callback of the script's that raises"),
     "evaluation": ("evaluation", "An evaluation that cannot be made"),
     "resume": ("checkpoint", "A checkpoint that training cannot go on from"),
+    "arguments": ("loss's options", "Arguments that leave no gradient, turn it, or plan no step"),
     "rate": ("learning rate", "A learning rate that cannot teach, or teaches too much"),
     "one row": ("one prompt", "One prompt to train on"),
     "first rewards": ("untrained model", "What the untrained model gets"),
@@ -37,13 +38,14 @@ def text(answer: Answer, language: str = "en") -> str:
     """Return the answer as lines for a terminal: what is named and suspected, in 40 lines at most, then the details."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
     say = speak(language)
+    lines = [*answer.rewards.picture(width, say), ""] if answer.rewards else []
+    room = _MOST_LINES - len(lines)
     whole = [_accusation(finding, width, language) for finding in answer.accusations]
     shown = whole
-    if sum(len(lines) + 1 for lines in whole) > _MOST_LINES:
+    if sum(len(accusation) + 1 for accusation in whole) > room:
         shown = [_accusation(finding, width, language, brief=True) for finding in answer.accusations]
-        while sum(len(lines) + 1 for lines in shown) >= _MOST_LINES:
+        while len(shown) > 1 and sum(len(accusation) + 1 for accusation in shown) >= room:
             shown.pop()
-    lines = [*answer.rewards.picture(width, say), ""] if answer.rewards else []
     lines += [line for accusation in shown for line in (*accusation, "")]
     if shown is not whole:
         more = _names(answer.accusations[len(shown) :], say)
@@ -61,7 +63,8 @@ def text(answer: Answer, language: str = "en") -> str:
     if answer.cut:
         lines += _wrap(say("Cut: {}.", "; ".join(answer.cut)), width, "")
     measured = atlas.cite(answer.versions) if answer.accusations else ""
-    for note in [*answer.notes, *([measured] if measured else [])]:
+    known = [say("what these releases have in some settings (docs/atlas.md): {}", measured)] if measured else []
+    for note in [*answer.notes, *known]:
         lines += _wrap(say("Note: {}.", note), width, "")
     if answer.error:
         lines += _wrap(say("ERROR {}", answer.error), width, "")

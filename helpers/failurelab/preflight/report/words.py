@@ -17,6 +17,8 @@ _CHINESE = {
         "加上上面的改法之后，无此故障：找过，没有（括号内：故意放入这个故障时，同样的测量得到什么）",
     "IN FULL": "完整内容", ", and beside these: {}": "，此外还有：{}",
     "Cut: {}.": "裁掉的：{}。", "Note: {}.": "注意：{}。", "ERROR {}": "错误：{}",
+    "what these releases have in some settings (docs/atlas.md): {}":
+        "这些版本在某些设置下有的故障（docs/atlas.md）：{}",
     # of one finding
     "{}; with this repair: {} (tried)": "{}；加上这个改法：{}（试过）",
     "{}; tried beside it: {}": "{}；另外试过：{}", "not named: {}": "为什么只是怀疑：{}",
@@ -39,6 +41,7 @@ _CHINESE = {
     # names and titles that the registry has not
     "missing name": "没有的名字", "wrong argument": "参数不对", "override": "重写", "callback": "回调",
     "evaluation": "评估", "checkpoint": "检查点",
+    "loss's options": "损失的选项",
     "learning rate": "学习率", "one prompt": "只有一条", "untrained model": "未训练的模型",
     "A name that the installed release does not have": "安装的版本里没有的名字",
     "What the trainer is given is not what it takes": "传给 trainer 的东西不是它要的",
@@ -46,6 +49,7 @@ _CHINESE = {
     "A callback of the script's that raises": "脚本自己的回调（callback）报错",
     "An evaluation that cannot be made": "无法进行的评估",
     "A checkpoint that training cannot go on from": "无法从中继续训练的检查点（checkpoint）",
+    "Arguments that leave no gradient, turn it, or plan no step": "参数让损失没有梯度、方向相反，或者一步也不训练",
     "A learning rate that cannot teach, or teaches too much": "学习率太小学不动，或者太大",
     "One prompt to train on": "只有一条 prompt",
     "What the untrained model gets": "还没训练的模型得到多少奖励",

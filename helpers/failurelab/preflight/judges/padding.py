@@ -1,0 +1,114 @@
+"""F13 in a script's own rollouts: completions that hold the padding behind their end, which is trained on then.
+
+trl takes each token that a `rollout_func`, or a `_generate` of one's own, returns for a token of the completion: the
+mask is 1 for all of them. `generate` returns rows of one length, padded behind the end, so these have to be cut first.
+
+Upstream: trl's `GRPOTrainer._generate_and_score_completions`; MemGen PR #33.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from failurelab.handles import is_unseen, wrap_method
+from failurelab.preflight.answer import Finding, Quantity
+from failurelab.preflight.judges.replaced import codes_of
+from failurelab.preflight.judges.rows import known_ends, own_ends, tokenizer_of
+from failurelab.preflight.repairs import Statement
+from failurelab.preflight.training import Training
+
+_MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
+_CUT = """\
+def without_padding(prompts, trainer, rollout={trainer}.rollout_func):
+    drawn, tokenizer = rollout(prompts, trainer), trainer.processing_class
+    pad = tokenizer.pad_token_id
+    for place, ids in enumerate(drawn["completion_ids"]):
+        size = len(ids)
+        while size > 1 and ids[size - 1] == pad and ids[size - 2] in (pad, *END_IDS):
+            size -= 1
+        for name in ("completion_ids", "logprobs", "env_mask"):
+            if drawn.get(name):
+                drawn[name][place] = drawn[name][place][:size]
+    return drawn
+{trainer}.rollout_func = without_padding"""
+
+
+def count_padding(ids: Sequence[int], pad: int, ends: Collection[int]) -> int:
+    """Return how many tokens at the beginning and at the end of a completion are padding.
+
+    One token of the padding alone may have been drawn: behind an end none can be, and two in a row hardly are.
+    """
+    kept = list(ids)
+    while len(kept) > 1 and kept[-1] == pad and (kept[-2] == pad or kept[-2] in ends):
+        kept.pop()
+    before = len(list(itertools.takewhile(lambda token: token == pad, kept)))
+    return len(ids) - len(kept) + before * (before > 1)
+
+
+class PaddingJudge:
+    """Looks at the ids and the mask of each batch that the loss is computed of, where the script draws them itself."""
+
+    def __init__(self, training: Training):
+        self._trainer = training.trainer
+        made = {name: getattr(self._trainer, name, None) for name in _MAKERS}
+        codes = ((name, codes_of(value)) for name, value in made.items() if value is not None)
+        own = (name for name, its in codes if any(training.own(code.co_filename) for code in its))
+        pad = getattr(tokenizer_of(self._trainer), "pad_token_id", None)
+        self._maker, self._pad = ("", -1) if pad is None else (next(own, ""), int(pad))
+        self._rows = self._padded = self._tokens = self._trained = self._planted = 0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the batches that are trained on are looked at."""
+        with contextlib.ExitStack() as stack:
+            if self._maker:
+                stack.enter_context(wrap_method(self._trainer, "compute_loss", self._note_batch, "watched"))
+            yield
+
+    def _note_batch(self, compute_loss: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = kwargs.get("inputs", args[1] if len(args) > 1 else None)
+        if isinstance(inputs, dict) and {"completion_ids", "completion_mask"} <= inputs.keys() and not is_unseen():
+            self._note(inputs)
+        return compute_loss(*args, **kwargs)
+
+    def _note(self, inputs: dict[str, torch.Tensor]) -> None:
+        pad, ends = self._pad, self._ends()
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        for ids, kept in zip(inputs["completion_ids"], mask.bool()):
+            padding = count_padding(ids[kept].tolist(), pad, ends)
+            self._rows += 1
+            self._padded += bool(padding)
+            self._tokens += padding
+            self._trained += int(kept.sum())
+            self._planted += count_padding(ids.tolist(), pad, ends)  # as with a mask of ones
+
+    def _ends(self) -> set[int]:
+        model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return (known_ends(self._trainer) | own_ends(model)) - {None}
+
+    def answers(self) -> Iterator[Finding]:
+        """Yield what was seen, after training, or after the error that ended it."""
+        if not self._maker or not self._rows:
+            return
+        if self._tokens:
+            evidence = (
+                f"{self._padded} of {self._rows} completions that {self._maker} returned hold their padding: "
+                f"{self._tokens} of {self._trained} tokens that are trained on stand behind the end of a completion"
+            )
+            repair = f"Cut what {self._maker} returns at the end of each completion, and its logprobs likewise."
+            cut = Statement(_CUT.replace("*END_IDS", ", ".join(map(str, sorted(self._ends())))))
+            figures = (Quantity("padding that is trained on", self._tokens, "tokens", self._trained),)
+            undo = cut if self._maker == "rollout_func" else None
+            yield Finding("F13", evidence, repair, undo, part=self._maker, figures=figures)
+        elif self._planted:
+            evidence = f"none of {self._rows} completions that {self._maker} returned holds its padding"
+            control = f"with a mask of ones {self._planted} tokens of it would be trained on"
+            yield Finding.held("F13", evidence, control, part=self._maker)
+        else:
+            why = f"the completions that {self._maker} returned in the cut training are all of one length"
+            yield Finding.not_checked(
+                "F13", f"{why}: whether it cuts their padding off does not show", part=self._maker
+            )
