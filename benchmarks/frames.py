@@ -108,21 +108,27 @@ def table(head: Sequence[str], lines: Iterable[tuple[Any, Any]], *columns: tuple
     return markdown([*head, *(above for above, *_ in columns)], fold(body, len(head) - 1))
 
 
-def grid(head: Sequence[str], runs: pandas.DataFrame, cell: Callable[[Any], str], **places: Iterable[str]) -> str:
-    """Return a table with a cell for each run, in Markdown; a place without a run is `not recorded`.
+def grid(
+    head: Sequence[str],
+    runs: pandas.DataFrame,
+    cell: Callable[[Any], str],
+    *,
+    missing: str = "not recorded",
+    **places: Iterable[str],
+) -> str:
+    """Return a table with a cell for each run, in Markdown.
 
     Args:
         head: what stands above the labels of the lines, then above each column.
         runs: no two for the same place, else pandas raises a ValueError.
         cell: makes a run's text.
+        missing: the text of a place without a run.
         places: columns of the frame with their values: the last one goes across, the others down, in all combinations.
             Lines with the same cells are one.
     """
     cells = runs.set_index(list(places), verify_integrity=True).apply(cell, axis=1).to_dict()
     *down, across = places.values()
-    lines = [
-        [*line, *(cells.get((*line, value), "not recorded") for value in across)] for line in itertools.product(*down)
-    ]
+    lines = [[*line, *(cells.get((*line, value), missing) for value in across)] for line in itertools.product(*down)]
     return markdown(head, fold(lines, len(down) - 1))
 
 

@@ -1,7 +1,7 @@
 """On every way from a model to a trainer, in this stack: repairs hold, and measurements measure what is trained.
 
 A repair that works on a plain model may be lost where a trainer or PEFT wraps it. Each question is a function of what
-makes a fresh `Way`, and of whether the repair is called before the trainer is made; it returns whether the repair holds.
+makes a fresh `Way`, and of whether the repair is called before the trainer is made; it returns whether that holds.
 """
 
 import dataclasses
