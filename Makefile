@@ -163,9 +163,7 @@ evidence: setup
 	done; exit $$status
 	@$(MAKE) --no-print-directory tables
 
-# What has changed under evidence/cpu is told in Markdown beside it (NAME=learning for one anew), then in the pages.
 tables:
-	@$(BIN)/python benchmarks/frames.py $(NAME)
 	@$(BIN)/python -m tools.tables
 
 # Resumable, in parts of nine minutes. With PYTHON= nothing is installed, and what that Python lacks is NOT RUN.

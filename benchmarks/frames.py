@@ -1,7 +1,4 @@
-"""Tables of what benchmarks measured: runs as a pandas frame, spreads over seeds, Markdown beside the JSON.
-
-    python benchmarks/frames.py            write evidence/cpu/NAME.md anew where NAME.json has changed
-    python benchmarks/frames.py NAME ...   write these anew
+"""Tables of what benchmarks measured: runs as a pandas frame, spreads over seeds, Markdown.
 
 A benchmark's file, evidence/cpu/NAME.json, says of each era what it ran on, and has a list of records. A run is a row
 of the frame; the record's fields, its figures and the named groups of a pattern for its case are columns, NaN where a
@@ -9,47 +6,27 @@ run lacks one. Each function `table_NAME(folder)` of a benchmark's script makes 
 `<!-- table: NAME -->` and `<!-- end table -->`; `make tables` puts them there.
 """
 
-import hashlib
 import itertools
 import pathlib
 import re
 import runpy
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas
 import recording
 
-CPU = pathlib.Path(__file__).resolve().parents[1] / "evidence" / "cpu"
 
-
-def digest(path: pathlib.Path) -> str:
-    """Return what NAME.md says of the NAME.json that it was made from."""
-    return f"<!-- of {path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]} -->"
-
-
-def make(path: pathlib.Path) -> str:
-    """Return the text of NAME.md for a NAME.json: the tables of the benchmark; empty if it has none.
+def make_tables(path: pathlib.Path) -> dict[str, str]:
+    """Return the tables that the benchmark of a file NAME.json makes of it, by their names; none if it makes none.
 
     Raises:
         EvidenceError: the file, or another that a table needs, cannot be read.
     """
     script = pathlib.Path(__file__).with_name(f"{path.stem}.py")
     made = runpy.run_path(str(script)) if script.exists() else {}
-    tables = {name.removeprefix("table_").replace("_", "-"): of for name, of in made.items() if name[:6] == "table_"}
-    blocks = [f"<!-- table: {name} -->\n{of(path.parent)}\n<!-- end table -->" for name, of in tables.items()]
-    return "\n\n".join([digest(path), *blocks]) + "\n" if blocks else ""
-
-
-def main(names: list[str]) -> None:
-    """Write the tables of these files, or of those that have changed."""
-    for path in sorted(CPU.glob("*.json")):
-        page = path.with_suffix(".md")
-        stale = not page.exists() or page.read_text(encoding="utf-8").splitlines()[0] != digest(path)
-        if (path.stem in names if names else stale) and (text := make(path)):
-            page.write_text(text, encoding="utf-8")
-            print(f"evidence/cpu/{page.name}: written")
+    makers = {name.removeprefix("table_").replace("_", "-"): of for name, of in made.items() if name[:6] == "table_"}
+    return {name: f"{of(path.parent)}\n" for name, of in makers.items()}
 
 
 def read_runs(folder: pathlib.Path, benchmark: str, pattern: str = ".*", era: str = "") -> pandas.DataFrame:
@@ -131,21 +108,27 @@ def table(head: Sequence[str], lines: Iterable[tuple[Any, Any]], *columns: tuple
     return markdown([*head, *(above for above, *_ in columns)], fold(body, len(head) - 1))
 
 
-def grid(head: Sequence[str], runs: pandas.DataFrame, cell: Callable[[Any], str], **places: Iterable[str]) -> str:
-    """Return a table with a cell for each run, in Markdown; a place without a run is `not recorded`.
+def grid(
+    head: Sequence[str],
+    runs: pandas.DataFrame,
+    cell: Callable[[Any], str],
+    *,
+    missing: str = "not recorded",
+    **places: Iterable[str],
+) -> str:
+    """Return a table with a cell for each run, in Markdown.
 
     Args:
         head: what stands above the labels of the lines, then above each column.
         runs: no two for the same place, else pandas raises a ValueError.
         cell: makes a run's text.
+        missing: the text of a place without a run.
         places: columns of the frame with their values: the last one goes across, the others down, in all combinations.
             Lines with the same cells are one.
     """
     cells = runs.set_index(list(places), verify_integrity=True).apply(cell, axis=1).to_dict()
     *down, across = places.values()
-    lines = [
-        [*line, *(cells.get((*line, value), "not recorded") for value in across)] for line in itertools.product(*down)
-    ]
+    lines = [[*line, *(cells.get((*line, value), missing) for value in across)] for line in itertools.product(*down)]
     return markdown(head, fold(lines, len(down) - 1))
 
 
@@ -163,7 +146,3 @@ def changed(run: Any) -> str:
 def percent(values: pandas.Series) -> str:
     """Return the spread of shares, in percent."""
     return spread([100 * value for value in values], ".2f") + " %"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -19,7 +19,6 @@ import peft
 import recording
 import torch
 import transformers
-from adapter_paths import load_four_bit
 
 from failurelab import gradients, updates
 from failurelab_course.experiments import models, observe, trainers
@@ -58,7 +57,7 @@ class Halves(transformers.TrainerCallback):
 
 def train(dtype: torch.dtype, rate: float, seed: int, device: str) -> dict:
     """Train once; return what was measured."""
-    policy, tokenizer = load_four_bit(device, bnb_4bit_use_double_quant=True)
+    policy, tokenizer = models.load_four_bit(device, bnb_4bit_use_double_quant=True)
     torch.manual_seed(seed)
     lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     policy = gradients.prepare_peft(policy, lora, {"use_reentrant": False})

@@ -16,17 +16,17 @@ import tempfile
 from typing import Any
 
 import frames
+import pandas
 import recording
 import torch
 import trl
 
-from failurelab import textbook
 from failurelab_course.experiments import models
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "unit"))
 import steps
 from small import lora_config
-from textbook import judge_healthy, record
+from textbook import compare, record
 
 MOVED: dict[str, Any] = {"learning_rate": 1e-3, "max_steps": 4}
 LORA: dict[str, Any] = MOVED | {"learning_rate": 1e-2, "config": lora_config(r=4)}
@@ -74,16 +74,13 @@ def table_textbook_algorithms(folder: pathlib.Path) -> str:
     runs = frames.read_runs(folder, "textbook_algorithms", r"(?P<name>.+)")
     eras = list(dict.fromkeys(runs["era"]))
 
-    def cell(name: str, era: str) -> str:
-        found = runs[(runs["name"] == name) & (runs["era"] == era)]
-        if found.empty:
-            return "not here"
-        run = found.iloc[0]
+    def cell(run: pandas.Series) -> str:
         said = f", {run['named']}" if run["verdict"] == "found" else ""
         return f"{run['verdict']}{said}, {run['cosine']:+.4f}, {run['size']:.3f}"
 
-    body = [[name, *(cell(name, era) for era in eras)] for name in CASES]
-    return frames.markdown(["", *frames.version_heads(runs, eras, "trl")], body)
+    return frames.grid(
+        ["", *frames.version_heads(runs, eras, "trl")], runs, cell, missing="not here", name=CASES, era=eras
+    )
 
 
 def main() -> None:
@@ -95,9 +92,7 @@ def main() -> None:
         if made is None:
             print(f"{case:44s} not here, in trl {trl.__version__}", flush=True)
             continue
-        with textbook.compare(made, (CASES[case].get("max_steps", 1),)) as watched:
-            made.train()
-        record(case, watched.reports, judge_healthy(watched.reports, {}), options.device)
+        record(case, compare(made, (CASES[case].get("max_steps", 1),)), options.device)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""One optimizer step of two processes beside its definition: ways of training, options, two reports, and the cost.
+"""One optimizer step of two processes beside its definition: ways of training, two reports, and the cost.
 
-    python benchmarks/textbook_ranks.py [--parts ways combinations threads cost] [--kept FILE]
+    python benchmarks/textbook_ranks.py [--parts ways threads cost] [--kept FILE]
 
-Two real processes by gloo train the small Qwen2. Each run of `ways` and `combinations` trains by four steps, and then
-two are compared, both of which must hold; a combination counts only if in one of them the textbook without its options
-is another gradient (benchmarks/textbook.py). `threads` are the set-ups of TRL #2960 (two cards learn worse than one:
-ZeRO-3, bfloat16, groups of eight, many micro-batches) and #4631 (ZeRO-2 learns worse than plain accelerate), as far as
-they can be rebuilt. `cost` is what a comparison adds to a step. FSDP2 is sharded by hand, for accelerate takes it for
+Two real processes by gloo train the small Qwen2. Each run of `ways` trains by four steps, and then two are compared,
+both of which must hold. `threads` are the set-ups of TRL #2960 (two cards learn worse than one: ZeRO-3, bfloat16,
+groups of eight, many micro-batches) and #4631 (ZeRO-2 learns worse than plain accelerate), as far as they can be
+rebuilt. `cost` is what a comparison adds to a step. FSDP2 is sharded by hand, for accelerate takes it for
 accelerators alone. With `--kept`, runs that a file has are taken from there, and others are added to it.
 
 Eras: trl-0.22, today.
@@ -15,7 +14,6 @@ Eras: trl-0.22, today.
 import importlib.util
 import json
 import pathlib
-import random
 import shutil
 import sys
 import tempfile
@@ -34,10 +32,9 @@ from failurelab_course.experiments import observe
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "unit"))
 import ranks_child
-from textbook import BETA, OPTIONS, before, compare, cost_of, is_known, judge_healthy, make, once, summarize, without
+from textbook import BETA, before, compare, cost_of, make, once, summarize
 
-PARTS = ("ways", "combinations", "threads", "cost")
-COMPARED, COMBINATIONS = (5, 6), 30
+PARTS, COMPARED = ("ways", "threads", "cost"), (5, 6)
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}
 HAS_ENGINE = importlib.util.find_spec("deepspeed") is not None
 SPREAD = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}  # groups of four lie on both ranks
@@ -68,26 +65,6 @@ def is_here(way: str) -> bool:
 def list_ways() -> dict[str, dict[str, Any]]:
     """Return a run for each way of training, by its case."""
     return {f"way: {way}": {"way": way, "options": {"beta": BETA}} for way in WAYS if is_here(way)}
-
-
-def list_combinations() -> dict[str, dict[str, Any]]:
-    """Return runs with a way of training and two to four options each, drawn at random."""
-    draw, runs = random.Random(1), {}
-    names = [name for name, asked in OPTIONS.items() if is_known(asked) and "luspo" not in name and "cispo" not in name]
-    if before("0.16"):
-        names.remove("temperature")  # a finding of its own in these releases
-    if before("0.23"):  # its gathering of several ranks' entropies ends the run, where these have different lengths
-        names = [name for name in names if "top_entropy_quantile" not in name]
-    for number in range(COMBINATIONS):
-        way = draw.choice([way for way in WAYS if is_here(way)])
-        chosen = draw.sample(names, min(len(names), draw.randint(2, 4)))
-        asked = {key: value for name in chosen for key, value in OPTIONS[name].items()}
-        runs[f"combination {number + 1}: {way}: {', '.join(chosen)}"] = {
-            "way": way,
-            "options": asked | {"seed": number},
-            "asked": asked,
-        }
-    return runs
 
 
 def list_threads() -> dict[str, dict[str, Any]]:
@@ -140,14 +117,12 @@ def run(asked: dict[str, Any], device: str) -> dict[str, Any]:
     if asked.get("cost"):
         return run_cost(asked["way"], device)
     made = build(asked["way"], asked["options"], asked.get("engine", {}), device)
-    variants = without(made, asked["asked"]) if "asked" in asked else {}
-    if asked.get("exact"):
-        variants = {"exact": textbook.Options.of(made.args)}
+    variants = {"exact": textbook.Options.of(made.args)} if asked.get("exact") else {}
     reports = compare(made, COMPARED, variants=variants)
     more = {"reason": reports[-1].reason}
     if exact := [report.variants["exact"] for report in reports if "exact" in report.variants]:
         more |= {"exact_distance": max(each.distance for each in exact), "exact_size": exact[-1].size}
-    return summarize(reports, judge_healthy(reports, asked.get("asked", {})), **more)
+    return summarize(reports, **more)
 
 
 def run_cost(way: str, device: str) -> dict[str, Any]:
@@ -190,26 +165,12 @@ def say(run: pandas.Series) -> str:
 
 
 def table_textbook_ranks(folder: pathlib.Path) -> str:
-    """Two processes beside the textbook: each way of training, and combinations of options, by release."""
-    ways = frames.read_runs(folder, "textbook_ranks", "way: (?P<way>.+)")
-    drawn = frames.read_runs(folder, "textbook_ranks", r"combination \d+: (?P<name>.+)")
-    eras = list(dict.fromkeys(ways["era"]))
-
-    def cell(way: str, era: str) -> str:
-        runs = ways[(ways["way"] == way) & (ways["era"] == era)]
-        return "not here" if runs.empty else say(runs.iloc[0])
-
-    def held(era: str) -> str:
-        states = drawn[drawn["era"] == era]["verdict"].value_counts()
-        others = [f"{states[state]} {state}" for state in states.index if state != "held"]
-        return ", ".join([f"{states.get('held', 0)} of {states.sum()} held", *others]) if len(states) else "NOT RUN"
-
-    body = [[way, *(cell(way, era) for era in eras)] for way in dict.fromkeys(ways["way"])]
-    body.append(["combinations of two to four options", *map(held, eras)])
-    table = frames.markdown(["", *frames.version_heads(ways, eras, "trl")], body)
-    others = drawn[drawn["verdict"] != "held"] if len(drawn) else drawn
-    lines = [f"- trl {run['versions']['trl']}, {say(run)}: {run['name']}" for _, run in others.iterrows()]
-    return "\n".join([table, "", "Combinations that did not hold:", "", *(lines or ["- none"])])
+    """Two processes beside the textbook: each way of training, by release."""
+    runs = frames.read_runs(folder, "textbook_ranks", "way: (?P<way>.+)")
+    eras, ways = (list(dict.fromkeys(runs[column])) for column in ("era", "way"))
+    return frames.grid(
+        ["", *frames.version_heads(runs, eras, "trl")], runs, say, missing="not here", way=ways, era=eras
+    )
 
 
 def table_textbook_ranks_threads(folder: pathlib.Path) -> str:

@@ -1,8 +1,8 @@
 """Tables of README.md and of docs/, put in place from the files under evidence/, and README's picture: `make tables`.
 
-A block between `<!-- table: NAME -->` and `<!-- end table -->` is the one of that name in a file evidence/cpu/*.md,
-which a benchmark's function `table_NAME` has made (`benchmarks/frames.py`). The picture shows learning curves: the
-median over seeds, and all seeds as a band.
+A block between `<!-- table: NAME -->` and `<!-- end table -->` is what a benchmark's function `table_NAME` makes of
+evidence/cpu/*.json (`benchmarks/frames.py`). The picture shows learning curves: the median over seeds, and all seeds as
+a band.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import pathlib
 import re
 import statistics
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "evidence"
@@ -29,10 +30,13 @@ def find_pages() -> list[pathlib.Path]:
     return [page for page in pages if MARK.search(page.read_text(encoding="utf-8"))]
 
 
-def read_tables() -> dict[str, str]:
-    """Return the text of each table, by name."""
-    pages = sorted((EVIDENCE / "cpu").glob("*.md"))
-    return {name: text for page in pages for name, text in MARK.findall(page.read_text(encoding="utf-8"))}
+def make_tables() -> dict[str, str]:
+    """Return the text of each table, by name; the benchmarks are imported for it: ten seconds."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    import frames
+
+    files = sorted((EVIDENCE / "cpu").glob("*.json"))
+    return {name: text for path in files for name, text in frames.make_tables(path).items()}
 
 
 def update_tables(text: str, tables: dict[str, str]) -> str:
@@ -89,7 +93,7 @@ def draw_picture(path: pathlib.Path) -> None:
 
 def main() -> None:
     """Put the tables into all pages, and draw the picture."""
-    tables = read_tables()
+    tables = make_tables()
     for page in find_pages():
         old = page.read_text(encoding="utf-8")
         new = update_tables(old, tables)

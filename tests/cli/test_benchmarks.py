@@ -62,9 +62,3 @@ def test_a_benchmark_says_its_eras_and_takes_a_device_and_never_another(name, mo
             script.main()
         said = capsys.readouterr()
         assert ended.value.code == status and line in said.err and bool(said.out) == (status == 0)
-
-
-@pytest.mark.parametrize("path", sorted((eras.root() / "evidence" / "cpu").glob("*.md")), ids=lambda path: path.stem)
-def test_a_table_is_what_its_function_makes(path):
-    """Next, after a change of one: make tables NAME=..."""
-    assert load("frames").make(path.with_suffix(".json")) == path.read_text(encoding="utf-8")

@@ -18,7 +18,6 @@ recording, frames = load("recording"), load("frames")
 FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if not path.stem.startswith("part_"))
 ATLAS = [path for path in FILES if path.parent.name == "atlas"]  # a stack each, with a form of its own
 FILES = [path for path in FILES if path not in ATLAS]
-PAGES = tables.find_pages()
 # Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
 # the notebooks recorded in their run on a card.
 OTHERS = {"class_server", "preflight_once", "notebooks"}
@@ -55,22 +54,15 @@ def test_a_stack_of_the_atlas_says_what_was_measured_in_it(path):
     assert all(probe["said"] and probe["state"] in atlas.STATES for probe in record["probes"])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_tables_of_a_page_are_those_of_the_evidence(page):
-    """They are written by `make tables`, and by nothing else."""
-    text = page.read_text(encoding="utf-8")
-    assert tables.update_tables(text, tables.read_tables()) == text
+@pytest.mark.slow
+def test_the_tables_of_the_pages_are_those_of_the_evidence():
+    """They are written by `make tables`, and by nothing else; and every table is shown."""
+    made, texts = tables.make_tables(), {page: page.read_text(encoding="utf-8") for page in tables.find_pages()}
+    assert [page for page, text in texts.items() if tables.update_tables(text, made) != text] == []
+    assert [name for name in made if f"<!-- table: {name} -->" not in "".join(texts.values())] == []
 
 
-@pytest.mark.parametrize("path", sorted(frames.CPU.glob("*.md")), ids=lambda path: path.stem)
-def test_a_table_is_of_the_file_beside_it(path):
-    """Next, for a stale one: make tables, or with NAME= where the function that makes it has changed."""
-    assert path.read_text(encoding="utf-8").splitlines()[0] == frames.digest(path.with_suffix(".json"))
-
-
-def test_every_table_is_shown_and_a_misspelt_one_is_refused():
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert [name for name in tables.read_tables() if f"<!-- table: {name} -->" not in text] == []
+def test_a_misspelt_table_is_refused():
     with pytest.raises(tables.UnknownTable, match="unknown table 'lerning'"):
         tables.update_tables("<!-- table: lerning -->\n<!-- end table -->", {})
 
@@ -89,8 +81,7 @@ def test_what_a_benchmark_recorded_is_read_again(tmp_path):
     assert [record["figures"] for record in read] == [record["figures"] for record in records]
     assert [record["seed"] for record in read] == [0, 1, 2, 0]
     assert len([line for line in path.read_text().splitlines() if '"case"' in line]) == 4
-    made = frames.make(path)
-    assert "| today | 0.40 | 0.70 | 3 of 3 seeds |" in made and made.startswith("<!-- of learning.json, sha256 ")
+    assert "| today | 0.40 | 0.70 | 3 of 3 seeds |" in frames.make_tables(path)["learning"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"records": 3}', '{"eras": {}, "records": [{"era": "today"}]}', "{"])

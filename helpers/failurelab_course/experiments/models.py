@@ -123,6 +123,16 @@ def load(
     return model.to(device).eval(), tokenizer
 
 
+def load_four_bit(device: str = "cpu", **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the small Qwen2 in nf4, computing in float32, and its tokenizer; `options` are of its BitsAndBytesConfig."""
+    quantization = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32, **options
+    )
+    given = {"quantization_config": quantization, "device_map": {"": device}, dtype_key(): torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(path("tiny"), **given)
+    return model, AutoTokenizer.from_pretrained(path("tiny"), padding_side="left")
+
+
 def untrained(config: type[transformers.PretrainedConfig], seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Return a small model of an architecture with random weights, in eval mode.
 

@@ -1,9 +1,9 @@
-"""What a lab's folder holds, read and checked: `lab.toml`, the scripts, and the hints.
+"""What a lab's folder holds, read and checked: `lab.toml`, and the scripts.
 
 labs/NN_name/start.py   the whole script as a user has it: nothing in it marks the fault
              lab.toml   the symptom; what is measured, what a healthy run is, and why a script that is not one fails;
-                        then, as edits of start.py, what people try and the solution, whose repair is marked: # ^^^ why
-             hints.md   three hints, growing: where to look, what to measure, what to change
+                        three hints, growing: where to look, what to measure, what to change; then, as edits of start.py,
+                        what people try and the solution, whose repair is marked: # ^^^ why
              run/       with `given = "run"`: the log, trainer_state.json and versions of a run of start.py
              train.py   the learner's copy of start.py: made at first use, and ignored by git
 
@@ -151,6 +151,7 @@ class Lab(_Checked):
     measured: _Text
     healthy: _SomePredicates
     notes: _Predicates = ()
+    hints: tuple[_Text, _Text, _Text]
     broken: Broken
     wrong_fixes: tuple[WrongFix, ...] = ()
     solution: Script
@@ -184,12 +185,6 @@ class Lab(_Checked):
     def train(self) -> pathlib.Path:
         """The script that a learner edits; see `learner_script`."""
         return self.folder / "train.py"
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """The hints, from the first nudge to the last: each says more than the one before."""
-        text = (self.folder / "hints.md").read_text(encoding="utf-8")
-        return tuple(part.strip() for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:])
 
 
 def known(folder: pathlib.Path | None = None) -> list[str]:
