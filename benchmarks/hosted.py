@@ -4,8 +4,8 @@
     python benchmarks/hosted.py [--notebooks 00 01] [--cache FOLDER]
 
 The stand-in has torch, ipykernel and pip, no uv, no git, no make, no clone and no ensurepip, and each notebook is a
-lone file in an empty folder. The course comes as an archive of what is committed, as a repository's host gives it; the
-libraries come from a package index, into an empty cache, then from that cache. What only a real host can tell is in
+lone file in an empty folder, behind the cell of docs/hosted.md. The course comes as an archive of what is committed, as a
+repository's host gives it; the libraries come from a package index, into an empty cache, then from that cache. What only a real host can tell is in
 docs/hosted.md.
 
 Eras: today.
@@ -14,6 +14,7 @@ Eras: today.
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -55,10 +56,19 @@ def make_archive(folder: pathlib.Path) -> pathlib.Path:
     return archive
 
 
-def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]) -> dict:
+def first_cell(archive: pathlib.Path) -> nbformat.NotebookNode:
+    """Return the cell that docs/hosted.md puts before the first one, with the address of this archive."""
+    page = (root() / "docs" / "hosted.md").read_text(encoding="utf-8")
+    source = page.partition("```python\n")[2].partition("```")[0]
+    return nbformat.v4.new_code_cell(re.sub('(?<=address = ")[^"]*', archive.as_uri(), source))
+
+
+def run(notebook: pathlib.Path, archive: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict) -> dict:
     """Run a copy of a notebook, alone in a folder; return its seconds to the last cell, and what went wrong."""
     folder.mkdir(parents=True)
-    copy = pathlib.Path(shutil.copy(notebook, folder))
+    copy, content = folder / notebook.name, nbformat.read(notebook, as_version=4)
+    content.cells.insert(0, first_cell(archive))
+    nbformat.write(content, copy)
     kernels = folder / "jupyter" / "kernels" / _KERNEL
     kernels.mkdir(parents=True)
     # The PATH has the system's programs, without those that a hosted runtime may lack.
@@ -105,7 +115,7 @@ def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, vari
     ran = nbformat.read(folder / "ran.ipynb", as_version=4)
     said = [
         line
-        for cell in ran.cells[:4]
+        for cell in ran.cells[:5]
         for output in cell.get("outputs", [])
         for line in output.get("text", "").splitlines()
         if "installed" in line or line.startswith("era ")
@@ -144,13 +154,12 @@ def main() -> None:
             runtime = folder / f"runtime-{wanted}"
             python = make_runtime(runtime)
             variables = {
-                "FAILURELAB_COURSE": archive.as_uri(),
                 "UV_CACHE_DIR": str(cache),
                 "PIP_NO_CACHE_DIR": "1",
                 "UV_FIND_LINKS": install.find_links(),
             }
             before = _size(cache) if cache.exists() else 0.0
-            metrics = run(notebook, python, runtime / "opened", variables)
+            metrics = run(notebook, archive, python, runtime / "opened", variables)
             metrics |= {
                 "cache": "warm" if turn or given else "empty",
                 "downloaded_gb": round(_size(cache) - before, 2),

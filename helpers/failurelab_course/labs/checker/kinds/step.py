@@ -25,7 +25,8 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 @contextmanager
 def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
-    metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "other_texts": None}
+    metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "step_found": None}
+    metrics["other_texts"] = None
     metrics["beta"] = trainer.args.beta
     with textbook.compare(trainer, STEPS, with_suspects=False) as comparison:
         try:
@@ -39,3 +40,4 @@ def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
                 metrics["step_cosine_first"] = apart[0].cosine
                 metrics["step_cosine"] = min(each.cosine for each in apart)
                 metrics["step_size"] = max((each.size for each in apart), key=lambda size: abs(size - 1))
+                metrics["step_found"] = next((report.named for report in reports if report.named), "")
