@@ -645,3 +645,11 @@ exec(compile(open({str(script)!r}).read(), {str(script)!r}, "exec"))
     told = map(json.loads, (inside / "told").read_text().splitlines())
     expected = [effect.format(outside=outside) for effects in EFFECTS.values() for effect in effects]
     assert [f"{each['kind']} {each['what']}" for each in told] == expected
+
+
+def test_what_a_repair_has_healed_is_told_by_the_same_part():
+    """Another judge may hold the failure of the whole script: its words say nothing of the repair."""
+    held = [Finding.held("F13", "whole", "-"), Finding.held("F13", "own", "-", part="rollout_func")]
+    finding = Finding("F13", "e", part="rollout_func")
+    assert trials._held(finding, Answer(findings=held)) == "own"
+    assert trials._held(finding, Answer(findings=held[:1])) == "whole"

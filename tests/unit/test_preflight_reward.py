@@ -1168,3 +1168,17 @@ def test_an_answer_that_is_mentioned_on_the_way(function, rows, accused, noted, 
     suspected = [answer for answer in judge_rewards(given) if answer.verdict is not Verdict.HELD]
     assert [(answer.verdict, answer.fault) for answer in suspected] == [(Verdict.SUSPECTED, "copy")] * accused
     assert any("mentions the right one" in note for note in given.rewards.notes) is noted
+
+
+def by_the_rollout(completions, final, answer, **_):
+    return [float(last == right) - 0.01 * len(text(each)) for each, last, right in zip(completions, final, answer)]
+
+
+@pytest.mark.parametrize("functions", [[by_the_rollout], [by_the_rollout, exact]])
+def test_what_a_rollout_function_hands_on_cannot_be_made_up(functions, tokenizer):
+    """`final` has a value for each completion that was drawn: asked about more, the function was accused."""
+    given = training(functions, PLAIN, processing_class=tokenizer)
+    given.reward_inputs = {"prompts": ["3+4="] * 8, "completions": ["7"] * 8, "answer": ["7"] * 8, "final": ["7"] * 8}
+    answers = list(judge_rewards(given))
+    assert {answer.verdict for answer in answers} <= {Verdict.HELD, Verdict.NOT_CHECKED}
+    assert any("reads final" in answer.why for answer in answers)

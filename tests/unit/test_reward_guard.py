@@ -340,6 +340,21 @@ def test_functions_that_read_the_environments_are_not_asked():
     assert len(messages) == 1 and guard.report.cause == "unknown" and len(calls) == 3
 
 
+def test_functions_that_read_what_was_drawn_beside_the_completions_are_not_asked():
+    """`final`, which a rollout function hands on, no made-up completion has: the function looked like a constant."""
+
+    def reward(completions, final, answer, **_):
+        return [float(last == right) for last, right in zip(final, answer)]
+
+    trainer = Trainer(reward_funcs=[reward])
+    guard = guards.RewardGuard(trainer, groups=2)
+    with said() as messages:
+        guard.on_train_begin(None, None, None)
+        for _ in range(3):
+            trainer.reward_funcs[0](prompts=PROMPTS, completions=WRONG, final=["3", "5"] * 2, answer=ANSWERS)
+    assert len(messages) == 1 and guard.report.cause == "unknown"
+
+
 def test_functions_of_one_name_are_told_apart():
     def named(value):
         def accuracy(completions, **_):

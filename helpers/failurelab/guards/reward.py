@@ -361,6 +361,8 @@ class RewardGuard(Guard):
             return "its answers are awaited"
         if "environments" in kwargs and signature.asks_for(function, "environments"):
             return "it reads the environments, and not the completions"
+        if drawn := [name for name in _drawn_with_completions(kwargs) if signature.asks_for(function, name)]:
+            return f"it reads {' and '.join(drawn)}, which comes with the completions that are drawn"
         rows = _rows(kwargs)
         columns = [name for name in rows[0] if name != "prompt"]
         more = {name: value for name, value in kwargs.items() if name not in columns}
@@ -415,6 +417,20 @@ def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"prompt": prompts[place], **{name: column[place] for name, column in columns.items()}}
         for place in _starts(prompts)[:_ROWS]
     ]
+
+
+def _drawn_with_completions(kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the lists that differ among completions of one prompt: a `rollout_func` made them, and no dataset."""
+    prompts, plain = kwargs["prompts"], (str, int, float, type(None))
+
+    def differs(column: Sequence[Any], place: int) -> bool:
+        one, other = column[place - 1 : place + 1]
+        return isinstance(one, plain) and isinstance(other, plain) and one != other
+
+    same = [place for place in range(1, len(prompts)) if prompts[place] == prompts[place - 1]]
+    lists = {name: each for name, each in kwargs.items() if name not in OWN and isinstance(each, (list, tuple))}
+    columns = {name: each for name, each in lists.items() if len(each) == len(prompts)}
+    return [name for name, column in columns.items() if any(differs(column, place) for place in same)]
 
 
 def _starts(prompts: Sequence[Any]) -> list[int]:

@@ -85,13 +85,16 @@ def _loss_options(training: Training) -> Iterator[Finding]:
     The loss of a completion with advantage A is -min(r A, clip(r, 1 - low, 1 + high) A), and r is 1 in the first pass.
     """
     options = training.arguments
-    if (options.get("max_steps") or -1) <= 0 and (options.get("num_train_epochs") or 0) <= 0:
-        said = f"num_train_epochs is {options.get('num_train_epochs')}, and max_steps sets no steps: none is made"
+    epochs = options.get("num_train_epochs")
+    if (options.get("max_steps") or -1) <= 0 and epochs is not None and epochs <= 0:
+        said = f"num_train_epochs is {epochs:g}, and max_steps sets no steps: none is made"
         yield _suspect_option("num_train_epochs", said, "Set num_train_epochs or max_steps.")
     beta = options.get("beta")
     if isinstance(beta, (int, float)) and beta < 0:
-        said = f"beta is {beta:g}: a penalty of this sign pays the policy for leaving its reference"
-        yield _suspect_option("beta", said, "Set beta to 0, or to 0.001 to 0.1.")
+        paired = "num_generations" not in options  # Online DPO, whose beta is no penalty's
+        said = "the loss prefers what was rejected" if paired else "a penalty pays the policy for leaving its reference"
+        said = f"beta is {beta:g}: of this sign {said}"
+        yield _suspect_option("beta", said, "Set beta to 0.1." if paired else "Set beta to 0, or to 0.001 to 0.1.")
     low, delta = options.get("epsilon"), options.get("delta")
     if not isinstance(low, (int, float)):
         return

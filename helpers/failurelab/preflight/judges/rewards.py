@@ -55,6 +55,13 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
         yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
     yield from _never_called(training, functions, places)
+    drawn = _drawn_with_completions(training, rows[0])
+    for place in list(places):
+        if read := [name for name in drawn if signature.asks_for(functions[place], name)]:
+            key, what = signature.key_of(functions, place), " and ".join(read)
+            why = f"{key} reads {what}, which comes with the completions that are drawn: made-up ones have none"
+            yield Finding.not_checked("F14", why, part=f"reward_funcs[{place}]")
+            places.remove(place)
     if places:
         yield from _survey(training, functions, places, rows)
 
@@ -85,6 +92,14 @@ def _without_a_head(training: Training) -> Iterator[Finding]:
                 part=part,
                 fault="head",
             )
+
+
+def _drawn_with_completions(training: Training, row: dict[str, Any]) -> list[str]:
+    """Return what reward functions are handed for each completion and the dataset has not: a `rollout_func` made it."""
+    handed = training.reward_inputs or {}
+    count = len(handed.get("completions") or ())
+    lists = (name for name, value in handed.items() if isinstance(value, (list, tuple)) and len(value) == count)
+    return [name for name in lists if name not in OWN and name not in row]
 
 
 def _survey(
