@@ -9,6 +9,9 @@ import torch
 # The healthy band, chosen before any run: float32 without dropout. It widens to three times the measured floor.
 COSINE, SIZE, TIMES = 1e-3, 0.02, 3.0
 NEAR = 0.01  # of the norm: a suspect's gradient is the trainer's, and a rival's is another one
+# Nats between a policy and a reference that is the same: on some processors their log-probabilities differ in the last
+# bits (5e-6 was seen), and then a KL term has a gradient that is rounding alone.
+SAME = 3e-5
 NAMES = 0.15  # of the norm: how far a suspect's gradient may lie at most, however far right ones lie apart
 # Bands of the cosine and of the size that hold too much: half of the mistakes that the textbook knows lie inside (of
 # 70, planted in four kinds of steps, the median cosine is 0.85), and a gradient of half its size. Within such a band

@@ -11,7 +11,7 @@ from torch import nn
 
 from failurelab.textbook import fields, together
 from failurelab.textbook.algorithms import algorithm_of, no_textbook
-from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
+from failurelab.textbook.apart import COSINE, NAMES, SAME, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import SMALL, Definition
 from failurelab.textbook.definition_online_dpo import say_ties
@@ -38,9 +38,6 @@ from failurelab.textbook.suspects import Explanation, Search
 BACKWARD = "backward pass of the model"
 DRAWS = 12
 BLIND = 0.5  # a floor from which on a direction cannot be told from another
-# Nats between a policy and a reference that is the same: on some processors their log-probabilities differ in the last
-# bits (5e-6 was seen), and then a KL term has a gradient that is rounding alone.
-SAME = 3e-5
 CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"

@@ -4,17 +4,17 @@ What else gives rows other weights needs no name here: `solve` tells which.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from failurelab.textbook.apart import SAME
 from failurelab.textbook.definition_online_dpo import compared, prefer
 from failurelab.textbook.definition_rloo import RLOO, leave_one_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import advantages
 from failurelab.textbook.rows import Row, Scoring
-from failurelab.textbook.suspects import OTHERS, SCORES, Suspect, Suspects, count_as_zero
+from failurelab.textbook.suspects import OTHERS, SCORES, Suspect, Suspects, count_as_zero, is_unscored
 
 MASKS = (
     "mask shifted",
@@ -22,15 +22,10 @@ MASKS = (
     "last token left out",
     "padding is trained on",
 )
-SAME = 3e-5  # nats between a policy and a reference that is the same
 
 
 def _named(some: Sequence[Suspect], *names: str) -> tuple[Suspect, ...]:
     return tuple(suspect for suspect in some if suspect.name in names)
-
-
-def _is_unscored(rows: Sequence[Row], options: Options) -> bool:
-    return any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows)
 
 
 def _factors_of_rloo(rows: Sequence[Row], options: Options) -> Iterator[tuple[str, str, float]]:
@@ -55,7 +50,7 @@ OF_RLOO = Suspects(
             "completions without any reward",
             "count as 0",
             {"advantages": lambda rewards, *more: leave_one_out(count_as_zero(rewards), *more)},
-            _is_unscored,
+            is_unscored,
             "TRL #5902",
         ),
         Suspect(
@@ -88,7 +83,7 @@ OF_ONLINE_DPO = Suspects(
             "completions without any reward",
             "count as 0",
             {"advantages": lambda rewards, *more: prefer(count_as_zero(rewards), *more)},
-            _is_unscored,
+            is_unscored,
             "TRL #5902",
         ),
         Suspect(
@@ -101,7 +96,7 @@ OF_ONLINE_DPO = Suspects(
                     prefer(rewards, group, batch, cut, options),
                 )
             },
-            _is_unscored,
+            is_unscored,
         ),
     ),
     opposite=lambda tally: "chosen and rejected swapped" if tally.apart <= SAME else "opposite sign",

@@ -94,6 +94,11 @@ def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
     return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
+def is_unscored(rows: Sequence[Row], options: Options) -> bool:
+    """Whether a completion got no reward from any function."""
+    return any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows)
+
+
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
 _FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
 SCORES = (
@@ -146,7 +151,7 @@ OTHERS = (
         "completions without any reward",
         "count as 0",
         {"advantages": lambda rewards, *more: GRPO.advantages(count_as_zero(rewards), *more)},
-        lambda rows, options: any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows),
+        is_unscored,
         "TRL #5902",
     ),
     Suspect("no baseline", "the group's mean is not subtracted", {"advantages": lambda *given: _not_centered(*given)}),
