@@ -92,19 +92,28 @@ class SecondEngine:
         return scores
 
 
-@torch.no_grad()
 def draw(
     model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int, temperature: float
 ) -> tuple[list[list[int]], list[list[int]], list[list[float]], list[list[float]]]:
-    """Draw a completion for each prompt, up to its end.
+    """Draw a completion for each prompt, up to its end; return the prompts' ids, and what `draw_ids` returns."""
+    asked = tokenizer(list(prompts))["input_ids"]
+    return (asked, *draw_ids(model, asked, max_tokens, temperature, tokenizer.eos_token_id))
+
+
+@torch.no_grad()
+def draw_ids(
+    model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, end: int | None
+) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+    """Draw a completion for each prompt, up to the first token `end`, which is part of it.
 
     Returns:
-        Of each row: the prompt's ids, the completion's, their log-probabilities, and these without the temperature.
+        Of each row: the completion's ids, their log-probabilities, and these without the temperature.
     """
-    batch = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left").to(input_device(model))
+    width = max(map(len, prompts))
+    device = input_device(model)
     out = model.generate(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
+        input_ids=torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=device),
+        attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device),
         max_new_tokens=max_tokens,
         do_sample=True,
         temperature=temperature,
@@ -113,13 +122,12 @@ def draw(
         output_logits=True,
         return_dict_in_generate=True,
     )
-    drawn = out.sequences[:, batch["input_ids"].shape[1] :]  # (batch, tokens)
+    drawn = out.sequences[:, width:]  # (rows, tokens)
     both = (torch.stack(rows, 1).float().log_softmax(-1) for rows in (out.scores, out.logits))
     scores, raw = (rows.gather(-1, drawn[..., None])[..., 0].tolist() for rows in both)
-    end = tokenizer.eos_token_id
     lengths = [row.index(end) + 1 if end in row else len(row) for row in drawn.tolist()]
-    asked = [row[mask.bool()].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"])]
-    return (asked, *([row[:n] for row, n in zip(rows, lengths)] for rows in (drawn.tolist(), scores, raw)))
+    ids, scores, raw = ([row[:n] for row, n in zip(rows, lengths)] for rows in (drawn.tolist(), scores, raw))
+    return ids, scores, raw
 
 
 @contextlib.contextmanager
