@@ -1,8 +1,8 @@
 """A second engine: a copy of the policy, with weights and a dtype of its own, that generates for a trainer.
 
 It is a stand-in for vLLM, of transformers' `generate`, and made to be wrong in the ways in which engines are: weights
-that are some steps old or were never sent, another dtype, another temperature, log-probabilities without the
-temperature or of other tokens, text that is encoded again, and answers that are no answers.
+that are some steps old or were never sent, another dtype, another temperature, log-probabilities of other tokens, and
+answers that are no answers.
 
     trainer = GRPOTrainer(..., rollout_func=SecondEngine(model, tokenizer, behind=2))
 """
@@ -11,7 +11,7 @@ import collections
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,8 @@ class SecondEngine:
         dtype: of the engine's weights; None for the policy's.
         behind: so many optimizer steps its weights are old; `math.inf` if none are ever sent.
         temperature: of the sampling; None for the trainer's.
-        scaled: whether its log-probabilities are those after the temperature.
         shift: positions by which its log-probabilities are moved.
-        encode_again: makes ids of a completion's text once more, as a loop with tools does: (text) to ids. They are
-            returned, as many as were drawn, with the log-probabilities of those drawn.
-        answer: `whole`, or one of `short`, `nan`, `none` and `nothing`: what is wrong with the log-probabilities.
+        answer: `whole`, or one of `short`, `none` and `nothing`: what is wrong with the log-probabilities.
     """
 
     def __init__(
@@ -42,15 +39,13 @@ class SecondEngine:
         dtype: torch.dtype | None = None,
         behind: float = 0,
         temperature: float | None = None,
-        scaled: bool = True,
         shift: int = 0,
-        encode_again: Callable[[str], list[int]] | None = None,
         answer: str = "whole",
     ):
         self.model = copy.deepcopy(model).eval().to(dtype or next(model.parameters()).dtype)
         vars(self.model).pop("forward", None)  # of a model that GRPOTrainer was given: the copy would run the original
         self.tokenizer, self.behind, self.temperature = tokenizer, behind, temperature
-        self.scaled, self.shift, self.encode_again, self.answer = scaled, shift, encode_again, answer
+        self.shift, self.answer = shift, answer
         self._sent: collections.deque[dict[str, torch.Tensor]] = collections.deque()
 
     def send(self, model: Any) -> None:
@@ -69,22 +64,16 @@ class SecondEngine:
         """Return a completion for each prompt."""
         self.send(trainer.model)
         temperature = self.temperature or trainer.args.temperature
-        asked, ids, scores, raw = draw(
+        asked, ids, scores, _ = draw(
             self.model, self.tokenizer, prompts, trainer.args.max_completion_length, temperature
         )
-        scores = scores if self.scaled else raw
         if self.shift:
             scores = [row[-self.shift :] + row[: -self.shift] for row in scores]
-        if self.encode_again:
-            texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-            ids = [(self.encode_again(text) + row[-1:] * len(row))[: len(row)] for text, row in zip(texts, ids)]
         return {"prompt_ids": asked, "completion_ids": ids, "logprobs": self._spoil(scores)}
 
     def _spoil(self, scores: list[list[float]]) -> Any:
         if self.answer == "short":
             return [score[:-1] if len(score) > 1 else score for score in scores]
-        if self.answer == "nan":
-            return [[math.nan, *score[1:]] for score in scores]
         if self.answer == "none":
             return None
         if self.answer == "nothing":
