@@ -18,7 +18,7 @@ from failurelab_course import eras
 UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
-    "atlas experiments issue measure names node predicates preflight_repairs preflight_together ranks registry "
+    "atlas experiments issue names node predicates preflight_repairs preflight_together ranks registry "
     "reward_guard simulate symptoms textbook_turns"
 )
 OLDEST = (
