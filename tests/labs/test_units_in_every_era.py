@@ -18,8 +18,8 @@ from failurelab_course import eras
 UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
-    "atlas devices expect issue measure names node observe predicates preflight_logits preflight_repairs "
-    "preflight_together ranks registry reward_guard shapes simulate symptoms textbook_turns"
+    "atlas experiments issue names node predicates preflight_repairs preflight_together ranks registry "
+    "reward_guard simulate symptoms textbook_turns"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "

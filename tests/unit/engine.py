@@ -15,6 +15,8 @@ import urllib.request
 import torch
 import trl.trainer.grpo_trainer
 
+from failurelab_course.experiments.second_engine import draw_ids
+
 try:
     from trl.generation import vllm_client, vllm_generation
 except ImportError:
@@ -57,28 +59,11 @@ class Engine:
     def reset_prefix_cache(self):
         pass
 
-    @torch.no_grad()
     def draw(self, prompts, count, max_tokens, temperature):
         """Return `count` completions of each prompt, one prompt after another: ids, and log-probabilities."""
         rows = [ids for ids in prompts for _ in range(count)]
-        width, end = max(map(len, rows)), self.tokenizer.eos_token_id
-        out = self.model.generate(
-            input_ids=torch.tensor([[0] * (width - len(row)) + list(row) for row in rows]),
-            attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
-            max_new_tokens=max_tokens,
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            output_scores=True,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        drawn = out.sequences[:, width:]  # (rows, tokens)
-        told = torch.stack(out.scores if self.scaled else out.logits, 1).float().log_softmax(-1)
-        scores = told.gather(-1, drawn[..., None])[..., 0].tolist()
-        lengths = [row.index(end) + 1 if end in row else len(row) for row in drawn.tolist()]
-        ids = [row[:length] for row, length in zip(drawn.tolist(), lengths)]
-        return ids, [self.spoil(row[:length]) for row, length in zip(scores, lengths)]
+        ids, scores, raw = draw_ids(self.model, rows, max_tokens, temperature, self.tokenizer.eos_token_id)
+        return ids, [self.spoil(row) for row in (scores if self.scaled else raw)]
 
     def generate(self, prompts, sampling_params, use_tqdm=False):
         """Answer as vLLM's LLM does."""

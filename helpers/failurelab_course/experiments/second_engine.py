@@ -1,8 +1,8 @@
 """A second engine: a copy of the policy, with weights and a dtype of its own, that generates for a trainer.
 
 It is a stand-in for vLLM, of transformers' `generate`, and made to be wrong in the ways in which engines are: weights
-that are some steps old or were never sent, another dtype, another temperature, log-probabilities without the
-temperature or of other tokens, text that is encoded again, and answers that are no answers.
+that are some steps old or were never sent, another dtype, another temperature, log-probabilities of other tokens, and
+answers that are no answers.
 
     trainer = GRPOTrainer(..., rollout_func=SecondEngine(model, tokenizer, behind=2))
 """
@@ -11,7 +11,7 @@ import collections
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,8 @@ class SecondEngine:
         dtype: of the engine's weights; None for the policy's.
         behind: so many optimizer steps its weights are old; `math.inf` if none are ever sent.
         temperature: of the sampling; None for the trainer's.
-        scaled: whether its log-probabilities are those after the temperature.
         shift: positions by which its log-probabilities are moved.
-        encode_again: makes ids of a completion's text once more, as a loop with tools does: (text) to ids. They are
-            returned, as many as were drawn, with the log-probabilities of those drawn.
-        answer: `whole`, or one of `short`, `nan`, `none` and `nothing`: what is wrong with the log-probabilities.
+        answer: `whole`, or one of `short`, `none` and `nothing`: what is wrong with the log-probabilities.
     """
 
     def __init__(
@@ -42,15 +39,13 @@ class SecondEngine:
         dtype: torch.dtype | None = None,
         behind: float = 0,
         temperature: float | None = None,
-        scaled: bool = True,
         shift: int = 0,
-        encode_again: Callable[[str], list[int]] | None = None,
         answer: str = "whole",
     ):
         self.model = copy.deepcopy(model).eval().to(dtype or next(model.parameters()).dtype)
         vars(self.model).pop("forward", None)  # of a model that GRPOTrainer was given: the copy would run the original
         self.tokenizer, self.behind, self.temperature = tokenizer, behind, temperature
-        self.scaled, self.shift, self.encode_again, self.answer = scaled, shift, encode_again, answer
+        self.shift, self.answer = shift, answer
         self._sent: collections.deque[dict[str, torch.Tensor]] = collections.deque()
 
     def send(self, model: Any) -> None:
@@ -69,22 +64,16 @@ class SecondEngine:
         """Return a completion for each prompt."""
         self.send(trainer.model)
         temperature = self.temperature or trainer.args.temperature
-        asked, ids, scores, raw = draw(
+        asked, ids, scores, _ = draw(
             self.model, self.tokenizer, prompts, trainer.args.max_completion_length, temperature
         )
-        scores = scores if self.scaled else raw
         if self.shift:
             scores = [row[-self.shift :] + row[: -self.shift] for row in scores]
-        if self.encode_again:
-            texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-            ids = [(self.encode_again(text) + row[-1:] * len(row))[: len(row)] for text, row in zip(texts, ids)]
         return {"prompt_ids": asked, "completion_ids": ids, "logprobs": self._spoil(scores)}
 
     def _spoil(self, scores: list[list[float]]) -> Any:
         if self.answer == "short":
             return [score[:-1] if len(score) > 1 else score for score in scores]
-        if self.answer == "nan":
-            return [[math.nan, *score[1:]] for score in scores]
         if self.answer == "none":
             return None
         if self.answer == "nothing":
@@ -92,19 +81,28 @@ class SecondEngine:
         return scores
 
 
-@torch.no_grad()
 def draw(
     model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int, temperature: float
 ) -> tuple[list[list[int]], list[list[int]], list[list[float]], list[list[float]]]:
-    """Draw a completion for each prompt, up to its end.
+    """Draw a completion for each prompt, up to its end; return the prompts' ids, and what `draw_ids` returns."""
+    asked = tokenizer(list(prompts))["input_ids"]
+    return (asked, *draw_ids(model, asked, max_tokens, temperature, tokenizer.eos_token_id))
+
+
+@torch.no_grad()
+def draw_ids(
+    model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, end: int | None
+) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+    """Draw a completion for each prompt, up to the first token `end`, which is part of it.
 
     Returns:
-        Of each row: the prompt's ids, the completion's, their log-probabilities, and these without the temperature.
+        Of each row: the completion's ids, their log-probabilities, and these without the temperature.
     """
-    batch = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left").to(input_device(model))
+    width = max(map(len, prompts))
+    device = input_device(model)
     out = model.generate(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
+        input_ids=torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=device),
+        attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device),
         max_new_tokens=max_tokens,
         do_sample=True,
         temperature=temperature,
@@ -113,13 +111,12 @@ def draw(
         output_logits=True,
         return_dict_in_generate=True,
     )
-    drawn = out.sequences[:, batch["input_ids"].shape[1] :]  # (batch, tokens)
+    drawn = out.sequences[:, width:]  # (rows, tokens)
     both = (torch.stack(rows, 1).float().log_softmax(-1) for rows in (out.scores, out.logits))
     scores, raw = (rows.gather(-1, drawn[..., None])[..., 0].tolist() for rows in both)
-    end = tokenizer.eos_token_id
     lengths = [row.index(end) + 1 if end in row else len(row) for row in drawn.tolist()]
-    asked = [row[mask.bool()].tolist() for row, mask in zip(batch["input_ids"], batch["attention_mask"])]
-    return (asked, *([row[:n] for row, n in zip(rows, lengths)] for rows in (drawn.tolist(), scores, raw)))
+    ids, scores, raw = ([row[:n] for row, n in zip(rows, lengths)] for rows in (drawn.tolist(), scores, raw))
+    return ids, scores, raw
 
 
 @contextlib.contextmanager

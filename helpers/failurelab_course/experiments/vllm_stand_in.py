@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from failurelab_course.experiments.second_engine import draw_ids
+
 
 class SamplingParams:
     """Those of vLLM's that are used here; others are taken and have no effect."""
@@ -98,30 +100,13 @@ class LLM:
         self._load(list(AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.bfloat16).named_parameters()))
         self._tell(method)
 
-    @torch.no_grad()
     def generate(self, prompts: Sequence[dict], sampling_params: SamplingParams, use_tqdm: bool = False) -> list[Any]:
         """Draw one completion for each prompt, up to its end; log-probabilities are those after the temperature."""
-        rows = [row["prompt_token_ids"] for row in prompts]
-        width = max(map(len, rows))
-        self._model.generation_config.eos_token_id = None if sampling_params.ignore_eos else self._end
-        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-        attended = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        out = self._model.generate(
-            input_ids=ids,
-            attention_mask=attended,
-            max_new_tokens=sampling_params.max_tokens,
-            do_sample=True,
-            temperature=sampling_params.temperature,
-            top_k=0,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        drawn = out.sequences[:, width:]  # (rows, tokens)
-        logps = torch.stack(out.scores, 1).float().log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
+        rows, end = [row["prompt_token_ids"] for row in prompts], None if sampling_params.ignore_eos else self._end
+        self._model.generation_config.eos_token_id = end
+        drawn = draw_ids(self._model, rows, sampling_params.max_tokens, sampling_params.temperature, end)
         answers = []
-        for row, tokens, values in zip(rows, drawn.tolist(), logps.tolist()):
-            if self._end in tokens and not sampling_params.ignore_eos:
-                tokens = tokens[: tokens.index(self._end) + 1]
+        for row, tokens, values, _ in zip(rows, *drawn):
             numbers = [{token: Logprob(value)} for token, value in zip(tokens, values)]
             completion = types.SimpleNamespace(token_ids=tokens, logprobs=numbers)
             answers.append(types.SimpleNamespace(prompt_token_ids=row, outputs=[completion]))

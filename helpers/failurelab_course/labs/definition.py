@@ -2,8 +2,8 @@
 
 labs/NN_name/start.py   the whole script as a user has it: nothing in it marks the fault
              lab.toml   the symptom; what is measured, what a healthy run is, and why a script that is not one fails;
-                        three hints, growing: where to look, what to measure, what to change; then, as edits of start.py,
-                        what people try and the solution, whose repair is marked: # ^^^ why
+                        three hints, growing: where to look, what to measure, what to change; then, as edits of
+                        start.py, what people try and the solution, whose repair is marked: # ^^^ why
              run/       with `given = "run"`: the log, trainer_state.json and versions of a run of start.py
              train.py   the learner's copy of start.py: made at first use, and ignored by git
 

@@ -1,0 +1,264 @@
+"""What runs in any stack: records, peaks of memory, devices and why none can be used, expected failures, families."""
+
+import copy
+import json
+import math
+import os
+import warnings
+
+import pytest
+import torch
+
+from failurelab_course.experiments import devices, machine, memory, models, observe, shapes
+from failurelab_course.experiments.expect import UnexpectedOutcome, expect_failure
+
+
+@pytest.fixture
+def evidence_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAILURELAB_EVIDENCE", str(tmp_path))
+    monkeypatch.setenv("FAILURELAB_SOURCE", "a test")
+    return tmp_path
+
+
+def test_a_record_says_what_ran_where(evidence_folder):
+    record = observe.record("F1", "broken", {"changed": 1, "loss": torch.tensor(0.5)}, case="frozen", seed=3)
+    observe.record("F1", "right_fix", {})
+    (path,) = evidence_folder.glob("*.jsonl")
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert first == record and second["state"] == "right_fix"
+    assert record["figures"] == {"changed": 1, "loss": 0.5}
+    assert torch.__version__.startswith(record["versions"]["torch"])  # a wheel may leave its +cu130 out
+    assert (record["tier"], record["seed"], record["source"]) == ("cpu", 3, "a test")
+    assert record["processor"].endswith(f"torch uses {torch.backends.cpu.get_cpu_capability()}")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Xeon 8481C\nflags\t\t: fpu avx2 avx512f amx_bf16 avx2x\n\nprocessor\t: 1\n",
+            "Xeon 8481C, avx2 avx512f amx_bf16",
+        ),
+        ("processor\t: 0\nmodel name\t: Old\nflags\t\t: fpu sse2\n", "Old, none of avx2 "),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU part\t: 0xd40\n", ", asimd bf16"),
+    ],
+)
+def test_a_processor_is_named_with_its_instruction_sets(cpuinfo, expected):
+    """One with bfloat16 instructions and one without round differently, and "x86_64 CPU" is what both are called."""
+    assert expected in machine.processor(cpuinfo)
+
+
+def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("FAILURELAB_EVIDENCE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    observe.record("F1", "broken", {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_that_json_cannot_hold(evidence_folder):
+    assert observe.record("F1", "broken", {"loss": math.nan})["figures"]["loss"] == "nan"
+    with pytest.raises(ValueError, match="figure 'logits' is a Tensor"):
+        observe.record("F1", "broken", {"logits": torch.zeros(2)})
+    for state, tier in (("fixed", None), ("broken", "tpu")):  # words that the schema has not
+        with pytest.raises(ValueError, match="is one of"):
+            observe.record("F1", state, {}, tier=tier)
+
+
+def test_warnings_are_counted_every_one(recwarn):
+    """Python shows a warning of one line once; the count is of all, and none reaches the reader."""
+    with observe.count_warnings("requires_grad") as seen:
+        for _ in range(3):
+            warnings.warn("None of the inputs have requires_grad=True", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert seen.count == 3
+    assert not recwarn.list
+
+
+def test_peak_memory_is_that_of_the_tensors_of_the_step():
+    """Two tensors of 4 MiB live at once, a third after one has gone: the peak is 8 MiB over what was held before."""
+    held = torch.zeros(1 << 22)
+
+    def step():
+        first = torch.zeros(1 << 20)
+        second = first + 1
+        del first
+        return (second * 2).sum()
+
+    measured = observe.peak_memory(step)
+    assert abs(measured - (8 << 20)) < 4096 and held.numel()
+    with pytest.raises(ValueError, match=r"memory of a mps device is not counted.*Next: "):
+        observe.peak_memory(lambda: None, "mps")  # the CPU's profiler would see nothing, and say 0
+
+
+def test_the_blocks_at_the_peak_are_told_by_their_size(monkeypatch):
+    """Of 4, 2 and 1 MiB the first two are held together; what has gone before the peak, or comes after it, is not."""
+    held = torch.zeros(1 << 18)
+
+    def step():
+        nonlocal held
+        held = None  # was there before, and goes during the step
+        gone = torch.zeros(1 << 18)
+        del gone
+        first, second = torch.zeros(1 << 20), torch.zeros(1 << 19)
+        del first, second
+        return torch.zeros(1 << 18)
+
+    assert [size >> 20 for size in memory.held_at_peak(step) if size > 4096] == [4, 2]
+    monkeypatch.setattr(memory, "peak_memory", lambda step, device: 350)
+    assert memory.held_at_peak(step, "cuda:1") == [350]
+
+
+def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):
+    """Before the start is read, earlier work has ended and its peak is forgotten; the end waits again. A stand-in."""
+    calls = []
+    for name, result in (("synchronize", 0), ("reset_peak_memory_stats", 0), ("memory_allocated", 100)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, n=name, r=result: calls.append((n, device.index)) or r)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: calls.append(("max", device.index)) or 350)
+    assert observe.peak_memory(lambda: calls.append("step"), "cuda:1") == 250
+    named = ["synchronize", "reset_peak_memory_stats", "memory_allocated", "step", "synchronize", "max"]
+    assert calls == [each if each == "step" else (each, 1) for each in named]
+
+
+# Devices: every cause of a missing GPU has its own line; nothing moves to the CPU without a word.
+
+
+@pytest.fixture
+def cuda_build(monkeypatch):
+    """A CUDA build of torch on a machine whose driver is there; no GPU yet."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "driver", lambda: "580.159.04")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return monkeypatch
+
+
+@pytest.fixture
+def card(cuda_build):
+    """A GPU that works, as far as a machine without one can pretend."""
+    cuda_build.setattr(devices, "gpu_problem", lambda: "")
+    cuda_build.setattr(torch.cuda, "device_count", lambda: 1)
+    cuda_build.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Pretended")
+    return cuda_build
+
+
+def warned():
+    """Torch says it in a warning only, which a notebook hides."""
+    warnings.warn("The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1)
+    return False
+
+
+def no_kernel(*_, **__):
+    raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+
+PASCAL = {
+    "is_available": lambda: True,
+    "get_device_capability": lambda: (6, 0),
+    "get_device_name": lambda: "Tesla P100",
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "attributes", "says"),
+    [
+        (torch.version, {"cuda": None}, "is a build for CPUs. Next: install a CUDA build"),  # most laptops
+        (torch.cuda, {"is_available": warned}, "driver (580.159.04) is too old for torch"),
+        (os.environ, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU. Next: unset it"),  # easily left in a shell
+        (devices, {"driver": lambda: ""}, "no NVIDIA driver"),  # a container without the GPU passed to it
+        (devices, {}, "finds no GPU (it says no more). Next: compare with nvidia-smi"),
+        # `is_available` is true there, and the first kernel fails
+        (
+            torch.cuda,
+            PASCAL | {"get_arch_list": lambda: ["sm_75", "sm_90"]},
+            "Tesla P100 (compute capability 6.0) cannot",
+        ),
+    ],
+)
+def test_why_no_gpu_can_be_used(cuda_build, place, attributes, says):
+    cuda_build.setattr(torch, "zeros", no_kernel)
+    for name, value in attributes.items():
+        cuda_build.setitem(place, name, value) if place is os.environ else cuda_build.setattr(place, name, value)
+    assert all(part in devices.gpu_problem() for part in (*says.split("..."), "Next: "))
+    with pytest.raises(devices.TierError, match="device cuda is asked for, and "):
+        devices.resolve("cuda")
+    assert devices.resolve("auto") == devices.resolve("cpu") == "cpu"
+
+
+def test_a_working_card_is_taken(card):
+    """`auto` and `cuda` mean it; a number that is not there is refused."""
+    assert devices.resolve("auto") == "cuda"
+    assert devices.resolve("cuda:0") == "cuda:0"
+    with pytest.raises(devices.TierError, match=r"sees 1 GPU"):
+        devices.resolve("cuda:1")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "tpu"])
+def test_another_word_is_refused(device):
+    with pytest.raises(devices.TierError, match=r"unknown device.* Next: give one of auto, cpu, cuda"):
+        devices.resolve(device)
+
+
+@pytest.mark.parametrize(("total", "step"), [(8, "--model tiny, or a larger card"), (80, "end what else runs on it")])
+def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
+    card.setattr(torch.cuda, "mem_get_info", lambda *_: (4 * devices.GIB, total * devices.GIB))
+    with pytest.raises(devices.TierError, match=rf"{total}\.0 GiB, 4\.0 of them free, and this step needs 12.*{step}"):
+        devices.require_memory(12, "cuda", "this step")
+    devices.require_memory(3, "cuda", "this step")
+    devices.require_memory(10**6, "cpu", "this step")
+
+
+# An expected failure says its reason; its absence, or another failure, is an error.
+
+
+def test_the_expected_failure_is_printed(capsys):
+    with expect_failure(RuntimeError, match="element 0"):
+        raise RuntimeError("element 0 of tensors does not require grad\nsecond line")
+    assert capsys.readouterr().out == "RuntimeError: element 0 of tensors does not require grad (expected)\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (None, "nothing was raised"),  # a failure that has gone away must not pass unseen
+        (NameError("trainr"), "NameError was raised"),  # a typing error in the cell
+        (RuntimeError("out of memory"), "another reason"),
+    ],
+)
+def test_another_outcome_is_an_error(raised, says):
+    with pytest.raises(UnexpectedOutcome, match=says) as seen, expect_failure(RuntimeError, match="element 0"):
+        if raised:
+            raise raised
+    assert seen.value.__cause__ is raised
+
+
+def test_an_interrupt_passes_through():
+    with pytest.raises(KeyboardInterrupt), expect_failure(RuntimeError):
+        raise KeyboardInterrupt
+
+
+# The small Qwen2 as a Llama: the same function in another class.
+
+
+IDS = torch.tensor([[21, 22, 23, 24, 25, 26], [9, 8, 7, 6, 5, 4]])
+
+
+def test_the_small_qwen2_as_llama_is_the_same_function():
+    """Same numbers of tensors, same logits, same mode; only the class is another."""
+    model, tokenizer = models.load()
+    llama = shapes.as_llama(model)
+    assert type(llama).__name__ == "LlamaForCausalLM" and not llama.training
+    assert [name for name, _ in llama.named_parameters()] == [name for name, _ in model.named_parameters()]
+    with torch.no_grad():
+        torch.testing.assert_close(llama(input_ids=IDS).logits, model(input_ids=IDS).logits, atol=2e-5, rtol=1e-5)
+    assert models.accuracy(llama, tokenizer) == models.accuracy(model, tokenizer) > 0.5
+
+
+def test_what_is_no_qwen2_is_refused():
+    """Its tensors would have other names, or another meaning."""
+    model, _ = models.load()
+    with pytest.raises(ValueError, match="this is a LlamaForCausalLM"):
+        shapes.as_llama(shapes.as_llama(model))
+    model = copy.deepcopy(model)
+    model.config.use_sliding_window = True
+    with pytest.raises(ValueError, match="sliding-window"):
+        shapes.as_llama(model)
