@@ -5,8 +5,8 @@
 
 The stand-in has torch, ipykernel and pip, no uv, no git, no make, no clone and no ensurepip, and each notebook is a
 lone file in an empty folder, with the cell of docs/hosted.md before its first one. The course comes as an archive of
-what is committed, as a repository's host gives it; the libraries come from a package index, into an empty cache, then from
-that cache. What only a real host can tell is in docs/hosted.md.
+what is committed, as a repository's host gives it; the libraries come from a package index, into an empty cache, then
+from that cache. What only a real host can tell is in docs/hosted.md.
 
 Eras: today.
 """
