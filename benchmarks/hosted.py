@@ -4,9 +4,9 @@
     python benchmarks/hosted.py [--notebooks 00 01] [--cache FOLDER]
 
 The stand-in has torch, ipykernel and pip, no uv, no git, no make, no clone and no ensurepip, and each notebook is a
-lone file in an empty folder, behind the cell of docs/hosted.md. The course comes as an archive of what is committed, as a
-repository's host gives it; the libraries come from a package index, into an empty cache, then from that cache. What only a real host can tell is in
-docs/hosted.md.
+lone file in an empty folder, with the cell of docs/hosted.md before its first one. The course comes as an archive of
+what is committed, as a repository's host gives it; the libraries come from a package index, into an empty cache, then
+from that cache. What only a real host can tell is in docs/hosted.md.
 
 Eras: today.
 """
@@ -63,7 +63,9 @@ def first_cell(archive: pathlib.Path) -> nbformat.NotebookNode:
     return nbformat.v4.new_code_cell(re.sub('(?<=address = ")[^"]*', archive.as_uri(), source))
 
 
-def run(notebook: pathlib.Path, archive: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict) -> dict:
+def run(
+    notebook: pathlib.Path, archive: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]
+) -> dict:
     """Run a copy of a notebook, alone in a folder; return its seconds to the last cell, and what went wrong."""
     folder.mkdir(parents=True)
     copy, content = folder / notebook.name, nbformat.read(notebook, as_version=4)

@@ -1,9 +1,9 @@
 """Lab 46: out of character.
 
-"Where an answer is wrong, our tool says so, and the model may answer once more. No text is encoded on its way to the
-loss: it gets the ids of both turns as they were drawn, and a mask that is counted from them. I printed both, and they
-are right. But I asked the policy how likely its own answers are, right after it had drawn them, and it finds its second
-answers hardly possible. The longer we train, the stranger they are to it."
+"Where an answer is wrong, our tool says so, and the model may answer once more. No answer is encoded again on its way
+to the loss: it gets the ids of both turns as they were drawn, and a mask that is counted from them. I printed both,
+and they are right. But I asked the policy how likely its own answers are, right after it had drawn them, and it finds
+second answers far less likely than first ones. The longer we train, the stranger they are to it."
 
 Make second answers as likely as first ones. Both turns, options and the rate stay.
 """

@@ -62,7 +62,7 @@ def test_without_the_repository_the_first_cell_says_it_in_a_line(tmp_path):
 
 
 def test_the_page_s_cell_brings_the_course_once(tmp_path):
-    """docs/hosted.md: it unpacks an archive beside the notebook and prepares the runtime; a second run unpacks nothing."""
+    """docs/hosted.md: it unpacks an archive beside the notebook, and prepares the runtime; later it unpacks nothing."""
     page = (eras.root() / "docs" / "hosted.md").read_text(encoding="utf-8")
     cell = page.partition("```python\n")[2].partition("```")[0]
     package = tmp_path / "lab-main" / "helpers" / "failurelab_course" / "eras"

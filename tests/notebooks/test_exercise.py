@@ -1,7 +1,11 @@
 """What a reader writes: the checker says what it misses, and the notebook runs on; figures with knobs, and the loop."""
 
+import math
+import sys
+
 import numpy
 import pytest
+import torch
 from tests.kernels import Notebook
 
 from failurelab_course.notebook import display, exercise, sliders
@@ -32,6 +36,11 @@ def shown(monkeypatch):
         (lambda first: first, "0 of 2 cases. At “two and three” it raised TypeError"),
         (lambda first, second: str(first + second), "it returned '5' (str), and 5 is right. Add them."),
         (lambda first, second: True, "it returned True, and 5 is right"),
+        (lambda first, second: [first + second], "it returned [5] (list), and 5 is right"),
+        (lambda first, second: numpy.array([5, 5]), "it returned array([5, 5]) (ndarray), and 5 is right"),
+        (lambda first, second: torch.ones(2), "it returned tensor([1., 1.]) (Tensor), and 5 is right"),
+        (lambda first, second: math.nan, "it returned nan, and 5 is right"),
+        (lambda first, second: sys.exit(), "it raised SystemExit"),
         (lambda first, second: first * second or 5, "it returned 6, and 5 is right. Add them."),
         (lambda first, second: 5, "1 of 2 cases. At “nothing and three” it returned 5. Nothing is a number too."),
         (lambda first, second: 5 if first else None, "1 of 2 cases. At “nothing and three” it returned nothing"),

@@ -128,7 +128,7 @@ def test_a_number_is_compared_with_the_figure(learner, said, told, how):
     ask = "from failurelab_course.notebook import predict\npredict.ask_number('04-memory', 'How much?', 'GiB')"
     asked = learner.run(ask).messages
     learner.run(f"predict.answer_number('04-memory', 1500, how={how!r})")
-    for wrong in ("much", "nan", "about 7"):
+    for wrong in ("much", "nan", "about 7", " ", "50 %", "1,5", "1,50", "1e999"):  # 1,5 is 1.5 for many, and never 15
         assert send(learner, asked, "TextModel", {"value": wrong}) == []
     sent = send(learner, asked, "TextModel", {"value": said})
     _, answered = [data for kind, data in sent if kind == "update_display_data"]

@@ -5,7 +5,9 @@ from tools import header_seconds
 
 from failurelab_course.notebook_runs import notebooks as course
 
-OPENING = "# A title\n\nIt takes 3 seconds.\n\n*Reads in 5 minutes, runs in 40 seconds on two CPU cores. Library stacks: today.*"
+OPENING = (
+    "# A title\n\nIt takes 3 seconds.\n\n*Reads in 5 minutes, runs in 40 seconds on two cores. Library stacks: today.*"
+)
 
 
 @pytest.mark.parametrize(("took", "said"), [(40.0, 40), (40.1, 45), (61, 65), (0.2, 5)])

@@ -172,7 +172,9 @@ def _read(question: Question) -> str | None:
     said = question.field.value
     if question.choices or not said:
         return said or None
-    text = said.replace(",", "").strip()
+    text = said.strip()
+    if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", text):  # in thousands; another comma may be a decimal one
+        text = text.replace(",", "")
     try:
         finite = math.isfinite(float(text))
     except ValueError:

@@ -1,12 +1,4 @@
-"""Notebook 02: it takes three switches; undoing the cause heals in each stack; one place reaches the trainer."""
-
-RIGHT = {  # era: the trainer's rollouts, a generate of one's own
-    "trl-0.14": (False, False),
-    "trl-0.15": (False, False),
-    "trl-0.14-tf-4.52": (True, True),
-    "trl-0.22": (True, False),
-    "today": (True, False),
-}
+"""Notebook 02: it takes three switches; undoing the cause heals in both stacks; one place reaches the trainer."""
 
 
 def check(result):
@@ -22,9 +14,6 @@ def check(result):
     assert found["callback"] < 0.3 * able
     for name in ("model.config", "model.generation_config", "trainer.generation_config"):
         assert (found[name] > found["by_hand"] - 0.05) == name.startswith("trainer"), (name, found)
-    for era, (trainer, own) in RIGHT.items():
-        row = result.figures(case=f"notebook 02: in {era}")
-        assert (row["trainer"] > row["by_hand"] - 0.1, row["own"] > row["by_hand"] - 0.1) == (trainer, own), (era, row)
     old, new = (result.figures(case=f"notebook 02: calls in {era}") for era in ("trl-0.14", "today"))
     for calls in (old["eval"], new["eval"]):  # tokens handed in, tokens in the cache
         assert [call[:2] for call in calls] == [[6, 0], [1, 6], [1, 7]]
