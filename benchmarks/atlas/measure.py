@@ -124,8 +124,8 @@ def _install(stack: Stack, folder: pathlib.Path) -> pathlib.Path:
     """Make an environment with the stack, and torch as all eras have it; return its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     python, torch = folder / "bin" / "python", _torch()
-    main = f" @ git+https://github.com/huggingface/{{}}@{stacks.MAIN}"
-    wanted = [name + (main.format(name) if v == stacks.MAIN else f"=={v}") for name, v in stack.pinned.items()]
+    places = {name: f" @ {stack.source}" if v == stacks.MAIN else f"=={v}" for name, v in stack.pinned.items()}
+    wanted = [name + place for name, place in places.items()]
     wanted += [name for name in ("transformers", *BESIDE) if name not in stack.pinned]
     backend = [] if install.find_links() else ["--torch-backend=cpu"]
     _run_uv("venv", "--python", sys.executable, str(folder))
@@ -135,7 +135,7 @@ def _install(stack: Stack, folder: pathlib.Path) -> pathlib.Path:
 
 
 def _install_beside(probes: list[Record], python: pathlib.Path, stack: Stack) -> None:
-    """Install what these probes need, as of the stack's day; what does not go with the stack, they say that they miss."""
+    """Install what these probes need, as of the stack's day; they miss what does not go with the stack, and say so."""
     fixed = [f"{name}=={version}" for name, version in versions.ask_versions(python).items() if name != "torch"]
     for package in sorted({name for probe in probes for name in probe.get("needs", ())}):
         try:
@@ -423,6 +423,7 @@ def main() -> int:
     )
     parser.add_argument("--one", default="", metavar="NAME", help="measure this stack, in this process")
     parser.add_argument("--again", action="store_true", help="measure what is measured already, too")
+    parser.add_argument("--main", default=stacks.UPSTREAM, metavar="PLACE", help="a folder or an address: trl's main")
     parser.add_argument("--jobs", type=int, default=2, help="stacks at a time")
     parser.add_argument("--out", type=pathlib.Path, default=OUT, metavar="FOLDER")
     parser.add_argument("--list", action="store_true", help="only say which stacks there are")
@@ -440,7 +441,8 @@ def main() -> int:
                 f"{free:.1f} GiB are free at {ENVIRONMENTS}, and 4 are needed. Next: free some, and run it again"
             )
         if options.one:
-            return _measure_one(_named([*every, stacks.main()], [options.one])[0], options)
+            known = [*every, stacks.main(options.main)]
+            return _measure_one(_named(known, [options.one])[0], options)
         left = [stack for stack in chosen if lacking(stack, options.out, options.probes, options.again)]
         return measure_all(left, options)
     except FailureLabError as error:
@@ -515,6 +517,8 @@ def measure_all(left: list[Stack], options: argparse.Namespace) -> int:
             stack.name,
             "--out",
             str(options.out),
+            "--main",
+            options.main,
             *again,
             "--probes",
             *options.probes,

@@ -60,7 +60,7 @@ SIZES = {
 
 @functools.cache
 def of_trl(name):
-    """Return what trl has by this name; of Online DPO where newer releases have it, which stood in trl itself before."""
+    """Return what trl has by this name; of Online DPO, what `trl.experimental` has, where newer releases keep it."""
     for module in () if name.startswith(("GRPO", "RLOO")) else ("online_dpo", "judges"):
         with contextlib.suppress(ImportError):
             found = getattr(importlib.import_module(f"trl.experimental.{module}"), name, None)
@@ -255,8 +255,7 @@ def policy():
 
 
 def add(a: str, b: str) -> str:
-    """
-    Add two numbers.
+    """Add two numbers.
 
     Args:
         a: the first.
