@@ -93,9 +93,7 @@ def main() -> int:
     """Measure what is new, and tell what differs; 1 if a silent failure came."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     place = {"nargs": "?", "const": stacks.UPSTREAM, "default": "", "metavar": "PLACE"}
-    parser.add_argument(
-        "--main", **place, help="also measure trl's main, of a folder or an address"
-    )
+    parser.add_argument("--main", **place, help="also measure trl's main, of a folder or an address")
     parser.add_argument("--new", default="", help="names of stacks that count as new; without, those not measured yet")
     parser.add_argument("--out", type=pathlib.Path, default=measure.OUT, metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=2, help="stacks at a time")

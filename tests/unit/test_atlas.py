@@ -62,6 +62,15 @@ def test_what_an_upgrade_brings(table):
     assert "loud" in atlas.describe(changes) and "beta: 0.04 -> 0.0" in atlas.describe(changes)
 
 
+def test_a_version_that_counts_as_another_is_said(table):
+    said = atlas.describe_upgrade("0.19.1", "1.17.0.dev0+g123")
+    assert said.startswith("trl 1.17.0.dev0+g123 was not measured, and counts as 1.16.0.\nFrom trl 0.19.1")
+    assert atlas.describe_upgrade("0.19.1", "1.16").startswith("From trl 0.19.1")
+    for versions in (("0.19.0", "1.16.0"), ("0.19.1", "seven")):
+        with pytest.raises(atlas.UnknownRelease):
+            atlas.describe_upgrade(*versions)
+
+
 def test_a_stack_is_found_by_both_releases(table):
     found = atlas.find({"trl": "0.19.1", "transformers": "4.53.2"})
     assert found is not None and found.had() == {"F1": {"goes", "stays"}}
