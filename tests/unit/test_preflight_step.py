@@ -59,7 +59,6 @@ def test_batches_that_a_release_adds_are_its_own(
 
     The temperature that this trl leaves out is told beside it, and not held to be there.
     """
-
     installed = {"trl": "0.14.0", "transformers": transformers_version}
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: 2 * loss))
     made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
