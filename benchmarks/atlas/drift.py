@@ -1,10 +1,14 @@
 """What the newest releases changed: their columns of the atlas beside the last ones. It runs each night.
 
-    python benchmarks/atlas/drift.py [--main] [--new NAME,...] [--out evidence/atlas]
+    python benchmarks/atlas/drift.py [--main [PLACE]] [--new NAME,...] [--out evidence/atlas]
 
 Releases of trl and transformers that the evidence lacks are measured, and with --main trl's main branch, whose column
-is not kept with the others. For each, what differs from the newest release before it is told: on the screen, and in the
-summary of a workflow where there is one. A silent failure that the last release had not makes the exit status 1.
+is not kept with the others. For each, what differs from the last release before it is told: on the screen, and in the
+summary of a workflow where there is one. A silent failure that was not there before makes the exit status 1.
+
+A release is compared with the column that differs from it in that package alone: a new transformers with the last one
+measured with the same trl, a new trl with the last one measured with the same minor release of transformers. Rows that
+this column lacks are compared with the last release of the package.
 """
 
 import argparse
@@ -23,34 +27,55 @@ from failurelab.failures.atlas import LOUD, NONE, NOT_THERE, SILENT
 
 Record = dict[str, Any]
 TOLD = (LOUD, SILENT, NONE, NOT_THERE)  # states that say something of a release
+PACKAGES = ("trl", "transformers")
 NEWEST = 2  # releases of a package that are looked at, where the evidence lacks more
 
 
-def read_before(stack: stacks.Stack, folder: pathlib.Path) -> Record | None:
-    """Return the evidence of the newest release before a stack's, of the same package; None where there is none."""
-    package, _, name = stack.name.partition("-")
-    records = {}
-    for path in folder.glob(f"{package}-*.json"):
-        version = path.stem.partition("-")[2]
+def read_before(after: Record, folder: pathlib.Path) -> list[Record]:
+    """Return what a column is compared with, what differs in one package alone first; nothing where nothing is older.
+
+    Args:
+        after: the column.
+        folder: of all evidence.
+    """
+    package = after["stack"].partition("-")[0]
+    other = {"trl": "transformers", "transformers": "trl"}[package]
+    now = {name: Version(after["versions"][name]) for name in (package, other)}
+    parts = 2 if other == "transformers" else None  # of the other's version that are to be the same: of trl's, all
+    older: list[tuple[Version, Version, Record]] = []
+    for path in folder.glob("*.json"):
         record = json.loads(path.read_text(encoding="utf-8"))
-        if "probes" in record and version != stacks.MAIN and (name == stacks.MAIN or Version(version) < Version(name)):
-            records[Version(version)] = record
-    return records[max(records)] if records else None
+        if "probes" in record and record["stack"] not in (after["stack"], f"trl-{stacks.MAIN}"):
+            of, beside = (Version(record["versions"][name]) for name in (package, other))
+            if of < now[package]:
+                older.append((of, beside, record))
+    older.sort(key=lambda found: found[:2], reverse=True)
+    alike = [record for _, beside, record in older if beside.release[:parts] == now[other].release[:parts]]
+    same_kind = [record for _, _, record in older if record["stack"].startswith(f"{package}-")]
+    return [*alike[:1], *[record for record in same_kind[:1] if record not in alike[:1]]]
 
 
-def differences(before: Record, after: Record) -> list[tuple[str, str, str, str]]:
-    """Return row, state before, state after and what was measured, where both tell something and differ."""
-    known = {probe["id"]: probe["state"] for probe in before["probes"]}
+def differences(before: list[Record], after: Record) -> list[tuple[str, str, str, str]]:
+    """Return row, state before and of which column, state now and what was measured, where both tell and differ."""
+    known: dict[str, tuple[str, str]] = {}
+    for record in before:
+        for probe in record["probes"]:
+            if probe["state"] in TOLD:
+                known.setdefault(probe["id"], (probe["state"], record["stack"]))
     return [
-        (probe["id"], known[probe["id"]], probe["state"], probe["said"])
+        (probe["id"], ", ".join(known[probe["id"]]), probe["state"], probe["said"])
         for probe in after["probes"]
-        if {known.get(probe["id"]), probe["state"]} <= set(TOLD) and known[probe["id"]] != probe["state"]
+        if probe["state"] in TOLD and known.get(probe["id"], (probe["state"],))[0] != probe["state"]
     ]
 
 
-def describe(before: Record, after: Record) -> str:
+def describe(before: list[Record], after: Record) -> str:
     """Return what differs, and which defaults changed, as Markdown."""
-    lines = [f"### {after['stack']}, after {before['stack']}", ""]
+    now, *then = (
+        f"{column['stack']} (trl {column['versions']['trl']}, transformers {column['versions']['transformers']})"
+        for column in (after, *before)
+    )
+    lines = [f"### {now}, beside {' and '.join(then)}", ""]
     rows = differences(before, after)
     if rows:
         lines += ["| set-up | before | now | measured |", "| --- | --- | --- | --- |"]
@@ -58,7 +83,7 @@ def describe(before: Record, after: Record) -> str:
     else:
         lines.append("No row differs.")
     for config, fields in after.get("defaults", {}).items():
-        old = before.get("defaults", {}).get(config, {})
+        old = before[-1].get("defaults", {}).get(config, {})
         changed = [name for name in fields if name in old and old[name] != fields[name]]
         lines += [f"- default of {config}.{name}: {old[name]!r}, now {fields[name]!r}" for name in changed]
     return "\n".join(lines) + "\n"
@@ -67,7 +92,8 @@ def describe(before: Record, after: Record) -> str:
 def main() -> int:
     """Measure what is new, and tell what differs; 1 if a silent failure came."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--main", action="store_true", help="also measure trl's main branch")
+    place = {"nargs": "?", "const": stacks.UPSTREAM, "default": "", "metavar": "PLACE"}
+    parser.add_argument("--main", **place, help="also measure trl's main, of a folder or an address")
     parser.add_argument("--new", default="", help="names of stacks that count as new; without, those not measured yet")
     parser.add_argument("--out", type=pathlib.Path, default=measure.OUT, metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=2, help="stacks at a time")
@@ -78,11 +104,12 @@ def main() -> int:
         if unknown := [name for name in options.new.split(",") if name and name not in by_name]:
             raise measure.UnknownStack(f"no stack is called {', '.join(unknown)}. Next: measure.py --list names them")
         new = [by_name[name] for name in options.new.split(",") if name] or missing(every, options.out)
+        new += [stacks.main(options.main)] if options.main else []
     except FailureLabError as error:
         print(error, file=sys.stderr)
         return error.exit_status
-    new += [stacks.main()] * options.main
     asked = argparse.Namespace(out=options.out, probes=[], again=False, jobs=options.jobs)
+    asked.main = options.main or stacks.UPSTREAM
     (options.out / f"trl-{stacks.MAIN}.json").unlink(missing_ok=True)  # of another night
     measure.measure_all([stack for stack in new if measure.lacking(stack, options.out)], asked)
     return tell(new, options.out)
@@ -91,7 +118,7 @@ def main() -> int:
 def missing(every: list[stacks.Stack], out: pathlib.Path) -> list[stacks.Stack]:
     """Return the newest stacks of each package that have no evidence."""
     found = []
-    for package in ("trl", "transformers"):
+    for package in PACKAGES:
         newest = [stack for stack in every if stack.name.startswith(f"{package}-")][-NEWEST:]
         found += [stack for stack in newest if not (out / f"{stack.name}.json").exists()]
     return found
@@ -101,9 +128,10 @@ def tell(new: list[stacks.Stack], out: pathlib.Path) -> int:
     """Print what differs, into a workflow's summary too; return 1 if a silent failure came."""
     parts, came = [], False
     for stack in new:
-        path, before = out / f"{stack.name}.json", read_before(stack, out)
+        path = out / f"{stack.name}.json"
         after = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if before is None or "probes" not in after:
+        before = read_before(after, out) if "probes" in after else []
+        if not before:
             parts.append(f"### {stack.name}\n\n{after.get('could_not_be_installed', 'not measured')}\n")
             continue
         came |= any(now == SILENT for _, _, now, _ in differences(before, after))

@@ -104,7 +104,12 @@ def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
             "versions": versions.ask_versions(python),
             "seconds_to_install": round(time.monotonic() - started, 1),
         }
-        record |= _ask_all(str(python), probes)
+        alone = [probe for probe in probes if probe.get("alone")]
+        judged = [probe for probe in probes if probe not in alone]
+        _install_beside(judged, python, stack)
+        record |= _ask_all(str(python), judged)
+        _install_beside(alone, python, stack)  # after the others, which had not this either
+        record["probes"] = _together(record["probes"], _ask_alone(str(python), alone))
     except NotInstalled as error:
         if not _NO_FIT.search(str(error)):
             raise
@@ -119,20 +124,32 @@ def _install(stack: Stack, folder: pathlib.Path) -> pathlib.Path:
     """Make an environment with the stack, and torch as all eras have it; return its Python."""
     shutil.rmtree(folder, ignore_errors=True)
     python, torch = folder / "bin" / "python", _torch()
-    main = f" @ git+https://github.com/huggingface/{{}}@{stacks.MAIN}"
-    wanted = [name + (main.format(name) if v == stacks.MAIN else f"=={v}") for name, v in stack.pinned.items()]
+    places = {name: f" @ {stack.source}" if v == stacks.MAIN else f"=={v}" for name, v in stack.pinned.items()}
+    wanted = [name + place for name, place in places.items()]
     wanted += [name for name in ("transformers", *BESIDE) if name not in stack.pinned]
     backend = [] if install.find_links() else ["--torch-backend=cpu"]
-    for line in (
-        ["venv", "--python", sys.executable, str(folder)],
-        ["pip", "install", "--python", str(python), *backend, torch],
-        ["pip", "install", "--python", str(python), "--exclude-newer", str(stack.until), *backend, torch, *wanted],
-    ):
-        environment = os.environ | {"UV_FIND_LINKS": install.find_links()}
-        done = subprocess.run([install.uv(), "--quiet", *line], env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise NotInstalled(" ".join((done.stderr.strip() or "uv said nothing").split())[:500])
+    _run_uv("venv", "--python", sys.executable, str(folder))
+    _run_uv("pip", "install", "--python", str(python), *backend, torch)
+    _run_uv("pip", "install", "--python", str(python), "--exclude-newer", str(stack.until), *backend, torch, *wanted)
     return python
+
+
+def _install_beside(probes: list[Record], python: pathlib.Path, stack: Stack) -> None:
+    """Install what these probes need, as of the stack's day; they miss what does not go with the stack, and say so."""
+    fixed = [f"{name}=={version}" for name, version in versions.ask_versions(python).items() if name != "torch"]
+    for package in sorted({name for probe in probes for name in probe.get("needs", ())}):
+        try:
+            _run_uv("pip", "install", "--python", str(python), "--exclude-newer", str(stack.until), *fixed, package)
+        except NotInstalled as error:
+            if not _NO_FIT.search(str(error)):
+                raise
+
+
+def _run_uv(*line: str) -> None:
+    environment = os.environ | {"UV_FIND_LINKS": install.find_links(), "DS_BUILD_OPS": "0"}
+    done = subprocess.run([install.uv(), "--quiet", *line], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise NotInstalled(" ".join((done.stderr.strip() or "uv said nothing").split())[:500])
 
 
 class NotInstalled(FailureLabError):
@@ -147,6 +164,8 @@ def _torch() -> str:
 
 
 def _ask_all(python: str, probes: list[Record]) -> Record:
+    if not probes:
+        return {"probes": []}
     spec = {"script": str(HERE / "probe.py"), "folder": str(HERE), "module": "", "arguments": [], "steps": 3}
     spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
     variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1"}
@@ -174,6 +193,43 @@ def _ask_all(python: str, probes: list[Record]) -> Record:
         return {"defaults": json.loads(defaults.read_text()) if defaults.exists() else {}, "probes": records}
 
 
+def _ask_alone(python: str, probes: list[Record]) -> list[Record]:
+    """Run probes that preflight has no part in, forked from one process; return their records.
+
+    DeepSpeed, which preflight trains without, is there for them, and nothing else generates or scores.
+    """
+    if not probes:
+        return []
+    runs = [(probe, more) for probe in probes for more in probe["runs"]]
+    options = [[*(f"{probe['arguments']} {more}".split()), "--measure", probe["measures"]] for probe, more in runs]
+    lists = json.dumps([[*line, "--says", "says.jsonl"] for line in options])
+    variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    variables |= {"PYTHONPATH": str(ROOT / "helpers"), "WANDB_DISABLED": "true", "CUDA_VISIBLE_DEVICES": ""}
+    with tempfile.TemporaryDirectory(prefix="atlas-", ignore_cleanup_errors=True) as name:
+        started = time.monotonic()
+        line = [python, str(HERE / "probe.py"), "--each", lists]
+        subprocess.run(line, cwd=name, env=os.environ | variables, capture_output=True, timeout=LIMIT)
+        seconds = round((time.monotonic() - started) / len(probes), 1)
+        said = [_read_run(pathlib.Path(name, str(number))) for number in range(len(runs))]
+    records = []
+    for probe in probes:
+        figures = [told for told, (of, _) in zip(said, runs) if of is probe]
+        record = JUDGES[probe["measures"]](figures)
+        if record["state"] == COULD_NOT_RUN and re.search(probe.get("refused", "$^"), record["said"]):
+            record = {"state": NOT_THERE, "said": f"refused: {record['said']}"}
+        records.append({"id": probe["id"], **record, "seconds": seconds})
+    return records
+
+
+def _read_run(folder: pathlib.Path) -> list[Record]:
+    """Return what a run wrote down; of one that ended without a word, its error."""
+    says, errors = folder / "says.jsonl", folder / "stderr"
+    if says.exists():
+        return [json.loads(line) for line in says.read_text().splitlines()]
+    lines = errors.read_text(errors="replace").strip().splitlines() if errors.exists() else []
+    return [{"error": lines[-1][:300] if lines else "it ended without a word"}]
+
+
 def _as_bfloat16(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """Return a folder with a model's checkpoint in bfloat16, as most released models have theirs."""
     from safetensors.torch import load_file, save_file
@@ -193,7 +249,7 @@ def _ask(session: Session, probe: Record, answers: dict[tuple[str, int], Answer]
         session.spec["arguments"] = arguments
         if key not in answers:
             answers[key] = session.run(Change())
-        return judge(answers[key], probe["failure"], probe.get("refused", ""))
+        return judge(answers[key], probe["failure"], probe.get("refused", ""), probe.get("spared", ""))
     figures = []
     for number, more in enumerate(probe["runs"]):
         says = session.folder / f"{probe['measures']}-{number}.jsonl"
@@ -203,7 +259,7 @@ def _ask(session: Session, probe: Record, answers: dict[tuple[str, int], Answer]
         if not says.exists() and answer.error:
             return judge(answer, probe["failure"])
         figures.append([json.loads(line) for line in says.read_text().splitlines()] if says.exists() else [])
-    return {"memory": judge_memory, "rollouts": judge_rollouts}[probe["measures"]](figures)
+    return JUDGES[probe["measures"]](figures)
 
 
 def judge_memory(figures: list[list[Record]]) -> Record:
@@ -239,13 +295,72 @@ def judge_rollouts(figures: list[list[Record]]) -> Record:
     return {"state": SILENT, "failure": "F16", "said": said} if gaps[-1] > _FAR else {"state": NONE, "said": said}
 
 
-def judge(answer: Answer, failures: list[str], refused: str = "") -> Record:
+def _ended(figures: list[list[Record]]) -> Record | None:
+    """Return what is told of probes that ended in an error before they measured; None where none did."""
+    for error in (entry["error"] for run in figures for entry in run if "error" in entry):
+        if "NOT THERE" in error:
+            return {"state": NOT_THERE, "said": error.partition("NOT THERE: ")[2]}
+        return {"state": COULD_NOT_RUN, "said": error}
+    return None
+
+
+def judge_partitions(figures: list[list[Record]]) -> Record:
+    """Return whether generation under ZeRO-3 gathers each layer for each token, or training ends in an error."""
+    if ended := _ended(figures):
+        return ended
+    told = {name: value for entry in figures[0] for name, value in entry.items()}
+    hooks = max((entry.get("hooks", 0) for entry in figures[0]), default=0)
+    if told.get("evaluate"):
+        return {"state": NOT_THERE, "said": f"evaluate() before train() ends in {told['evaluate']}"}
+    if said := told.get("train"):
+        engine = re.search(r"no attribute '(optimizer|backward)'", said)  # what the engine has, and another object not
+        state = {"state": LOUD, "failure": "F4"} if engine else {"state": COULD_NOT_RUN}
+        return state | {"said": f"train() ends in {said}"}
+    if "train" not in told:
+        return {"state": COULD_NOT_RUN, "said": "training ended without a word"}
+    if hooks:
+        return {"state": SILENT, "failure": "F4", "said": f"{hooks} hooks of ZeRO-3 are on while it generates"}
+    return {"state": NONE, "said": "no hook of ZeRO-3 is on while it generates, and training ends well"}
+
+
+def judge_calls(figures: list[list[Record]]) -> Record:
+    """Return whether a call of a tool is scored as the ids that were drawn, or as those of its text."""
+    if ended := _ended(figures):
+        return ended
+    called = [entry for entry in figures[0] if entry["called"]]
+    if not called:
+        return {"state": NOT_MEASURED, "said": "no completion went on after its call"}
+    others = sum(not entry["kept"] for entry in called)
+    said = f"{others} of {len(called)} completions are scored with other ids for their call than were drawn"
+    return {"state": SILENT, "failure": "F18", "said": said} if others else {"state": NONE, "said": said}
+
+
+def judge_warnings(figures: list[list[Record]]) -> Record:
+    """Return how often the warning of checkpointing was issued in which passes, of each run; it is no failure."""
+    if ended := _ended(figures):
+        return ended
+    counts = ["/".join(str(run[0][name]) for name in ("generation", "scoring", "training")) for run in figures]
+    return {"state": NONE, "said": ", ".join(counts)}
+
+
+JUDGES = {
+    "memory": judge_memory,
+    "rollouts": judge_rollouts,
+    "zero3": judge_partitions,
+    "evaluation": judge_partitions,
+    "tools": judge_calls,
+    "warnings": judge_warnings,
+}
+
+
+def judge(answer: Answer, failures: list[str], refused: str = "", spared: str = "") -> Record:
     """Return the state of a probe by what preflight answered, and what it measured.
 
     Args:
         answer: preflight's.
         failures: ids, of which any counts.
         refused: a pattern of the error with which a release refuses the set-up, where that is no failure.
+        spared: a pattern of what preflight says where the failure does not apply, because this release is spared.
     """
     if "NOT THERE" in answer.error:
         return {"state": NOT_THERE, "said": answer.error.partition("NOT THERE: ")[2].split(" Next")[0]}
@@ -266,6 +381,8 @@ def judge(answer: Answer, failures: list[str], refused: str = "") -> Record:
     if answer.error:
         return {"state": COULD_NOT_RUN, "said": answer.error}
     whys = [finding.why for finding in concerned if finding.why]
+    if spared and (why := next((why for why in whys if re.search(spared, why)), "")):
+        return {"state": NONE, "said": why}
     return {"state": NOT_MEASURED, "said": (whys or ["preflight says nothing of it"])[0]}
 
 
@@ -306,6 +423,7 @@ def main() -> int:
     )
     parser.add_argument("--one", default="", metavar="NAME", help="measure this stack, in this process")
     parser.add_argument("--again", action="store_true", help="measure what is measured already, too")
+    parser.add_argument("--main", default=stacks.UPSTREAM, metavar="PLACE", help="a folder or an address: trl's main")
     parser.add_argument("--jobs", type=int, default=2, help="stacks at a time")
     parser.add_argument("--out", type=pathlib.Path, default=OUT, metavar="FOLDER")
     parser.add_argument("--list", action="store_true", help="only say which stacks there are")
@@ -323,7 +441,8 @@ def main() -> int:
                 f"{free:.1f} GiB are free at {ENVIRONMENTS}, and 4 are needed. Next: free some, and run it again"
             )
         if options.one:
-            return _measure_one(_named([*every, stacks.main()], [options.one])[0], options)
+            known = [*every, stacks.main(options.main)]
+            return _measure_one(_named(known, [options.one])[0], options)
         left = [stack for stack in chosen if lacking(stack, options.out, options.probes, options.again)]
         return measure_all(left, options)
     except FailureLabError as error:
@@ -359,6 +478,7 @@ def _measure_one(stack: Stack, options: argparse.Namespace) -> int:
         before = json.loads(path.read_text(encoding="utf-8"))
         record["probes"] = _together(before.get("probes", []), record["probes"])
         record["seconds"] = round(record["seconds"] + before.get("seconds", 0) * ("probes" in before), 1)
+        record = {"defaults": before.get("defaults", {})} | record
     write(record, options.out)
     return 0
 
@@ -397,6 +517,8 @@ def measure_all(left: list[Stack], options: argparse.Namespace) -> int:
             stack.name,
             "--out",
             str(options.out),
+            "--main",
+            options.main,
             *again,
             "--probes",
             *options.probes,

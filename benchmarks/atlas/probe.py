@@ -1,24 +1,45 @@
 """One small training, as a person's script has it, which preflight judges in every release: see measure.py.
 
 What a release does not have ends it with the words NOT THERE. What preflight does not judge is measured here: `--says`.
+With `--each LISTS` as the only argument, this imports the libraries once, and runs once for each list of arguments in
+LISTS (JSON), in a folder named by its number, where its errors are in `stderr`.
 """
 
 import argparse
 import ast
+import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import inspect
 import json
 import os
 import pathlib
+import signal
 import sys
+import warnings
 
 import torch
 import trl
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+LONGEST = 180  # seconds of one run of several
+if sys.argv[1] == "--each":
+    for number, arguments in enumerate(json.loads(sys.argv[2])):
+        if process := os.fork():
+            os.waitpid(process, 0)
+            continue
+        signal.alarm(LONGEST)
+        os.mkdir(str(number))
+        os.chdir(str(number))
+        os.dup2(os.open("stderr", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv[1:] = arguments
+        break
+    else:
+        sys.exit()
 
 MODEL = os.environ["ATLAS_MODEL"]
 CHECKPOINTING = {
@@ -35,6 +56,17 @@ SIZES = {
     "RLOO": {"per_device_train_batch_size": 4, "num_generations": 2, "max_completion_length": 8},
     "OnlineDPO": {"per_device_train_batch_size": 2, "max_new_tokens": 8},
 }
+
+
+@functools.cache
+def of_trl(name):
+    """Return what trl has by this name; of Online DPO, what `trl.experimental` has, where newer releases keep it."""
+    for module in () if name.startswith(("GRPO", "RLOO")) else ("online_dpo", "judges"):
+        with contextlib.suppress(ImportError):
+            found = getattr(importlib.import_module(f"trl.experimental.{module}"), name, None)
+            if found is not None:
+                return found
+    return getattr(trl, name, None)
 
 
 def not_there(what):
@@ -56,7 +88,8 @@ parser.add_argument("--model", default="plain")  # frozen, lora, wrapped, ..., a
 parser.add_argument("--checkpointing", choices=sorted(CHECKPOINTING), default="off")
 parser.add_argument("--lengths", choices=LENGTHS, default="mixed")
 parser.add_argument("--prompts", choices=("messages", "text"), default="messages")
-parser.add_argument("--measure", choices=("memory", "rollouts"), help="what is measured here, and written into --says")
+MEASURED = ("memory", "rollouts", "zero3", "evaluation", "tools", "warnings")
+parser.add_argument("--measure", choices=MEASURED, help="what is measured here, and written into --says")
 parser.add_argument("--says", type=pathlib.Path, help="a file for what was measured here, a line of JSON each time")
 parser.add_argument("--defaults", help="write what each configuration's fields are by default into this file, and end")
 parser.add_argument("settings", nargs="*")
@@ -65,15 +98,14 @@ asked = parser.parse_args()
 if asked.defaults:
     defaults = {}
     for name in SIZES:
-        config = getattr(trl, f"{name}Config", None)
+        config = of_trl(f"{name}Config")
         for field in dataclasses.fields(config) if config else ():
             if isinstance(field.default, (bool, int, float, str, type(None))):
                 defaults.setdefault(f"{name}Config", {})[field.name] = field.default
     pathlib.Path(asked.defaults).write_text(json.dumps(defaults))
     sys.exit()
 
-config_class = getattr(trl, f"{asked.trainer}Config", None)
-trainer_class = getattr(trl, f"{asked.trainer}Trainer", None)
+config_class, trainer_class = of_trl(f"{asked.trainer}Config"), of_trl(f"{asked.trainer}Trainer")
 if config_class is None or trainer_class is None:
     not_there(f"{asked.trainer}Trainer")
 fields = {field.name: field.default for field in dataclasses.fields(config_class)}
@@ -94,11 +126,31 @@ usual = {
     "max_steps": 3,
     "bf16": False,
 }
+if asked.measure in ("zero3", "evaluation"):
+    from failurelab_course.experiments import deepspeed as engines
+
+    launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update(launch | {"DS_ACCELERATOR": "cpu"})
+    import deepspeed.ops  # its operation for the CPU, a minute to build, serves several processes: it does without
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    settings["deepspeed"] = engines.config(3)
+if asked.measure == "tools":
+    settings["max_completion_length"] = 256
 args = config_class(**(usual | sizes | CHECKPOINTING[asked.checkpointing] | settings))
 
 tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
 if asked.model == "name":
     model = os.environ["ATLAS_BFLOAT16"]
+elif asked.model == "qlora":
+    from transformers import BitsAndBytesConfig
+
+    in_four_bits = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        MODEL, quantization_config=in_four_bits, torch_dtype=torch.float32, device_map={"": "cpu"}
+    )
 else:
     dtype = torch.bfloat16 if "bfloat16" in asked.model else torch.float32
     model = AutoModelForCausalLM.from_pretrained(MODEL, torch_dtype=dtype)
@@ -130,7 +182,7 @@ if asked.model == "merged_adapter":
     model = model.merge_and_unload()
 if asked.measure == "memory":  # as wide as the rows of a real model are, beside its layers
     model.resize_token_embeddings(WIDE)
-more = {"peft_config": LORA} if asked.model in ("lora", "bfloat16_lora", "loaded_twice") else {}
+more = {"peft_config": LORA} if asked.model in ("lora", "bfloat16_lora", "loaded_twice", "qlora") else {}
 
 pad = "Add these two numbers, please, and say nothing else than the sum. " * LENGTHS[asked.lengths]
 pairs = [(a, b) for a in range(0, 20, 3) for b in range(0, 20, 2)]
@@ -202,9 +254,104 @@ def policy():
     return trainer.accelerator.unwrap_model(trainer.model)
 
 
-if asked.trainer == "OnlineDPO":
+def add(a: str, b: str) -> str:
+    """Add two numbers.
 
-    class FewerLettersWin(trl.BasePairwiseJudge):
+    Args:
+        a: the first.
+        b: the second.
+    """
+    return "12"
+
+
+CALL = '<tool_call>\n{"name":"add","arguments":{"a":"3","b":"9"}}\n</tool_call>'  # not as a template writes it
+
+
+def call_tools(model):
+    """Have a model answer with a call of a tool, and after it with a number, as the ids of single letters."""
+    drawn = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in (CALL, "12")]
+
+    def generate(input_ids=None, attention_mask=None, **_):
+        told = "<tool_response>" in tokenizer.decode(input_ids[0])
+        return torch.cat([input_ids, torch.tensor([drawn[told]] * len(input_ids))], dim=1)
+
+    model.generate = generate
+    make = trainer._generate_and_score_completions
+
+    @functools.wraps(make)
+    def made(*given):
+        batch = make(*given)
+        for ids, mask in zip(batch["completion_ids"].tolist(), batch["completion_mask"].tolist()):
+            scored = [token for token, kept in zip(ids, mask) if kept]
+            say(called=tokenizer.eos_token_id in scored[:-1], kept=scored[: len(drawn[0])] == drawn[0])
+        return batch
+
+    trainer._generate_and_score_completions = made
+
+
+def count_warnings():
+    """Train, and say how often the warning of checkpointing was issued in which kind of pass."""
+    counts = dict.fromkeys(("generation", "scoring", "training"), 0)
+    passes = []  # under way, the outermost first
+
+    def note(message, *_, **__):
+        if passes and "None of the inputs have requires_grad" in str(message):
+            counts[passes[0]] += 1
+
+    def within(name, kind):
+        called = getattr(policy(), name)
+
+        @functools.wraps(called)
+        def noted(*given, **options):
+            passes.append(kind())
+            try:
+                return called(*given, **options)
+            finally:
+                passes.pop()
+
+        setattr(policy(), name, noted)
+
+    within("generate", lambda: "generation")
+    within("forward", lambda: "training" if torch.is_grad_enabled() else "scoring")
+    warnings.simplefilter("always")
+    warnings.showwarning = note
+    try:
+        trainer.train()
+    finally:
+        say(**counts)
+
+
+def train_in_partitions():
+    """Train under ZeRO-3, after an evaluation where that is asked; note the hooks that are on in each generation."""
+    from failurelab import zero3
+
+    generate = policy().generate
+
+    @functools.wraps(generate)
+    def noted(*given, **options):
+        say(hooks=zero3.hooks(policy()))
+        return generate(*given, **options)
+
+    if asked.measure == "evaluation":
+        try:
+            trainer.evaluate(rows.select(range(4)))
+        except Exception as error:
+            say(evaluate=f"{type(error).__name__}: {error}")
+    else:
+        policy().generate = noted
+    try:
+        trainer.train()
+        say(train="")
+    except Exception as error:
+        say(train=f"{type(error).__name__}: {error}")
+
+
+if asked.trainer == "OnlineDPO" and "judge" not in inspect.signature(trainer_class.__init__).parameters:
+    rows = rows.remove_columns("answer")
+    more |= {"reward_funcs": digits}
+elif asked.trainer == "OnlineDPO":
+
+    class FewerLettersWin(of_trl("BasePairwiseJudge")):
         """Prefer the shorter completion."""
 
         def judge(self, prompts, completions, shuffle_order=True):
@@ -219,8 +366,23 @@ if asked.measure == "rollouts":
     if "rollout_func" not in inspect.signature(trainer_class.__init__).parameters:
         not_there("rollout_func in GRPOTrainer")
     more |= {"rollout_func": stale_rollouts(model)}
+if asked.measure == "tools":
+    if "tools" not in inspect.signature(trainer_class.__init__).parameters:
+        not_there("tools in GRPOTrainer")
+    from trl.chat_template_utils import qwen3_chat_template
+
+    tokenizer.chat_template = qwen3_chat_template  # one of those that trl reads calls of
+    model.config.max_position_embeddings = 4096
+    more |= {"tools": [add]}
 pathlib.Path("out").mkdir(exist_ok=True)
 trainer = trainer_class(model=model, args=args, train_dataset=rows, processing_class=tokenizer, **more)
 if asked.measure == "memory":
     note_memory(policy())
-trainer.train()
+if asked.measure == "tools":
+    call_tools(policy())
+if asked.measure in ("zero3", "evaluation"):
+    train_in_partitions()
+elif asked.measure == "warnings":
+    count_warnings()
+else:
+    trainer.train()

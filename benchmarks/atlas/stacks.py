@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import os
+import pathlib
 import ssl
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from failurelab.errors import FailureLabError
 
 FROM = {"trl": Version("0.14"), "transformers": Version("4.45")}
 MAIN = "main"  # in the place of a release: the branch that is developed
+UPSTREAM = "https://github.com/huggingface/trl"
 _LATER = datetime.timedelta(days=3)  # after a release, in which its faults of packaging are mended
 _SIMPLE = "application/vnd.pypi.simple.v1+json"
 
@@ -50,11 +52,13 @@ class Stack:
         name: of its evidence, such as `trl-0.19.1` or `transformers-4.53.0`.
         pinned: the packages whose release is given, such as {"trl": "0.19.1"}.
         until: the last day whose releases are taken for all other packages.
+        source: of trl's main branch, as an installer takes it; empty for a release.
     """
 
     name: str
     pinned: dict[str, str]
     until: datetime.date
+    source: str = ""
 
 
 def read_index(package: str) -> list[Release]:
@@ -110,9 +114,27 @@ def _index() -> str:
     raise IndexUnreadable("this Python has no pip, which knows the package index. Next: name one in UV_INDEX_URL")
 
 
-def main() -> Stack:
-    """Return the stack of trl's main branch, with what can be installed today."""
-    return Stack(f"trl-{MAIN}", {"trl": MAIN}, datetime.date.today())
+def main(source: str = UPSTREAM) -> Stack:
+    """Return the stack of trl's main branch.
+
+    Args:
+        source: an address, and then with what can be installed today; or a folder with a git repository, bare or not,
+            of which HEAD is taken, with what could be installed on that commit's day.
+
+    Raises:
+        IndexUnreadable: the folder has no git repository.
+    """
+    name, folder = f"trl-{MAIN}", pathlib.Path(source)
+    if not folder.is_dir():
+        return Stack(name, {"trl": MAIN}, datetime.date.today(), f"git+{source}@{MAIN}")
+    line = ["git", "-C", str(folder), "log", "-1", "--format=%H %cs", "HEAD"]
+    said = subprocess.run(line, capture_output=True, text=True)
+    if said.returncode:
+        why = " ".join(said.stderr.split())
+        raise IndexUnreadable(f"{folder} has no commit of trl ({why}). Next: give a git repository, or an address")
+    commit, day = said.stdout.split()
+    until = datetime.date.fromisoformat(day) + _LATER
+    return Stack(name, {"trl": MAIN}, until, f"git+file://{folder.resolve()}@{commit}")
 
 
 def choose(trl: list[Release], transformers: list[Release]) -> list[Stack]:

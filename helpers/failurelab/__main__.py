@@ -103,7 +103,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _upgrade(options: argparse.Namespace) -> int:
     from failurelab.failures import atlas
 
-    print(atlas.describe(atlas.compare(atlas.of_release(options.before), atlas.of_release(options.after))))
+    print(atlas.describe_upgrade(options.before, options.after))
     return 0
 
 

@@ -174,7 +174,7 @@ def compare_releases(
     """Say what changes from one release of trl to another, as it was measured: failures, and defaults."""
     from failurelab.failures import atlas
 
-    _say(atlas.describe(atlas.compare(atlas.of_release(before), atlas.of_release(after))))
+    _say(atlas.describe_upgrade(before, after))
 
 
 @app.command(

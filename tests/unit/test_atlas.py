@@ -2,8 +2,11 @@
 
 import datetime
 import errno
+import functools
 import http.server
 import json
+import os
+import subprocess
 import sys
 import threading
 
@@ -57,6 +60,15 @@ def test_what_an_upgrade_brings(table):
     assert ids == [["goes"], ["comes"], ["stays"]]
     assert changes.defaults == (("GRPOConfig", "beta", 0.04, 0.0),)
     assert "loud" in atlas.describe(changes) and "beta: 0.04 -> 0.0" in atlas.describe(changes)
+
+
+def test_a_version_that_counts_as_another_is_said(table):
+    said = atlas.describe_upgrade("0.19.1", "1.17.0.dev0+g123")
+    assert said.startswith("trl 1.17.0.dev0+g123 was not measured, and counts as 1.16.0.\nFrom trl 0.19.1")
+    assert atlas.describe_upgrade("0.19.1", "1.16").startswith("From trl 0.19.1")
+    for versions in (("0.19.0", "1.16.0"), ("0.19.1", "seven")):
+        with pytest.raises(atlas.UnknownRelease):
+            atlas.describe_upgrade(*versions)
 
 
 def test_a_stack_is_found_by_both_releases(table):
@@ -294,36 +306,100 @@ def test_an_index_without_days_of_upload_is_one_line(index):
     assert raised.value.exit_status == 3 and "\n" not in str(raised.value)
 
 
+def write_column(folder, name, trl, transformers, **states):
+    probes = [{"id": id, "state": state, "said": "so"} for id, state in states.items()]
+    defaults = {"GRPOConfig": {"beta": trl}}
+    versions = {"trl": trl, "transformers": transformers}
+    record = {"stack": name, "pinned": {}, "versions": versions, "defaults": defaults, "probes": probes}
+    measure.write(record, folder)
+
+
 def test_what_a_new_release_changed(tmp_path, capsys, monkeypatch):
     """A silent failure that is new is status 1, told in the workflow's summary; one that went, or was there, is not."""
-
-    def write(name, **states):
-        probes = [{"id": id, "state": state, "said": "so"} for id, state in states.items()]
-        defaults = {"GRPOConfig": {"beta": len(states)}}
-        measure.write({"stack": name, "pinned": {}, "defaults": defaults, "probes": probes}, tmp_path)
-
-    write("trl-1.8.0", goes="no failure")
-    write("trl-1.9.0", goes="silent", stays="silent", loud="no failure", unknown="not measured")
-    write("trl-1.10.0", goes="no failure", stays="silent", loud="loud", unknown="silent")
-    write("trl-1.11.0", goes="silent", stays="silent", loud="loud", new="silent")
+    write = functools.partial(write_column, tmp_path)
+    write("trl-1.8.0", "1.8.0", "5.1.0", goes="no failure")
+    write("trl-1.9.0", "1.9.0", "5.1.1", goes="silent", stays="silent", loud="no failure", unknown="not measured")
+    write("trl-1.10.0", "1.10.0", "5.1.3", goes="no failure", stays="silent", loud="loud", unknown="silent")
+    write("trl-1.11.0", "1.11.0", "5.1.3", goes="silent", stays="silent", loud="loud", new="silent")
     summary_of_job = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary_of_job))
     new = [stacks.Stack(f"trl-{version}", {}, datetime.date.today()) for version in ("1.10.0", "1.11.0", "1.12.0")]
     assert drift.tell(new[:1], tmp_path) == 0
     told = capsys.readouterr().out
-    assert "trl-1.10.0, after trl-1.9.0" in told and "| loud | no failure | **loud** |" in told
-    assert "unknown" not in told and "beta: 4, now 4" not in told and summary_of_job.read_text() in told
+    assert "trl-1.10.0 (trl 1.10.0, transformers 5.1.3), beside trl-1.9.0" in told
+    assert "| loud | no failure, trl-1.9.0 | **loud** |" in told and "beta: '1.9.0', now '1.10.0'" in told
+    assert "unknown" not in told and summary_of_job.read_text() in told
     assert drift.tell(new, tmp_path) == 1
     told = capsys.readouterr().out
-    assert "| goes | no failure | **silent** |" in told and "trl-1.12.0\n\nnot measured" in told
+    assert "| goes | no failure, trl-1.10.0 | **silent** |" in told and "trl-1.12.0\n\nnot measured" in told
+
+
+def test_a_release_is_compared_with_what_differs_in_it_alone(tmp_path, capsys):
+    """What a newer trl brought is no news of the transformers that was measured with it; nor the other way round."""
+    write = functools.partial(write_column, tmp_path)
+    write("transformers-5.3.0", "1.9.0", "5.3.0", of_trl="no failure", of_transformers="no failure")
+    write("trl-1.10.0", "1.10.0", "5.2.0", of_trl="silent", of_transformers="no failure", only_trl="no failure")
+    write("transformers-5.4.0", "1.10.0", "5.4.0", of_trl="silent", of_transformers="no failure")
+    write("trl-1.11.0", "1.11.0", "5.4.1", of_trl="silent", of_transformers="silent", only_trl="silent")
+    new = [stacks.Stack(name, {}, datetime.date.today()) for name in ("transformers-5.4.0", "trl-1.11.0")]
+    assert drift.tell(new[:1], tmp_path) == 0
+    assert "No row differs" in capsys.readouterr().out
+    assert drift.tell(new[1:], tmp_path) == 1
+    told = capsys.readouterr().out
+    assert "| of_transformers | no failure, transformers-5.4.0 | **silent** |" in told
+    assert "| only_trl | no failure, trl-1.10.0 | **silent** |" in told and "| of_trl |" not in told
 
 
 def test_the_main_branch_is_beside_the_newest_release(tmp_path):
-    for name in ("trl-1.9.0", "trl-1.10.0", "trl-main"):
-        measure.write({"stack": name, "probes": [{"id": "x", "state": "loud", "said": "so"}]}, tmp_path)
-    assert drift.read_before(stacks.main(), tmp_path)["stack"] == "trl-1.10.0"
+    for name, trl in (("trl-1.9.0", "1.9.0"), ("trl-1.10.0", "1.10.0"), ("trl-main", "1.11.0.dev0")):
+        write_column(tmp_path, name, trl, "5.1.0", x="loud")
+    after = json.loads((tmp_path / "trl-main.json").read_text())
+    assert [column["stack"] for column in drift.read_before(after, tmp_path)] == ["trl-1.10.0"]
     every = [stacks.Stack(f"trl-1.{minor}.0", {}, datetime.date.today()) for minor in range(8, 13)]
     assert [stack.name for stack in drift.missing(every, tmp_path)] == ["trl-1.11.0", "trl-1.12.0"]
+
+
+def test_the_main_branch_of_a_folder_is_as_of_its_last_commit(tmp_path):
+    """A repository on this machine stands for upstream's; a folder without one is a line that says so."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    with pytest.raises(stacks.IndexUnreadable, match="no commit of trl") as raised:
+        stacks.main(str(tmp_path))
+    assert raised.value.exit_status == 3 and "\n" not in str(raised.value)
+    day = {"GIT_COMMITTER_DATE": "2026-07-24T09:41:29Z"}
+    for line in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *line], check=True, env=os.environ | day)
+    stack = stacks.main(str(tmp_path))
+    assert stack.until == datetime.date(2026, 7, 27) and stack.source.startswith(f"git+file://{tmp_path.resolve()}@")
+    assert stacks.main().source == "git+https://github.com/huggingface/trl@main"
+
+
+@pytest.mark.parametrize(
+    ("entries", "state"),
+    [
+        ([{"hooks": 0}, {"train": ""}], "no failure"),
+        ([{"hooks": 128}, {"train": ""}], "silent"),
+        ([{"train": "AttributeError: 'NoneType' object has no attribute 'backward'"}], "loud"),
+        ([{"train": "RuntimeError: 'weight' must be 2-D"}], "could not run"),
+        ([{"evaluate": "AttributeError: get"}, {"train": ""}], "not there"),
+        ([{"error": "ModuleNotFoundError: No module named 'deepspeed'"}], "could not run"),
+        ([{"hooks": 0}], "could not run"),
+    ],
+)
+def test_training_in_partitions(entries, state):
+    assert measure.judge_partitions([entries])["state"] == state
+
+
+def test_a_call_of_a_tool_that_is_encoded_again():
+    kept, others, without = ({"called": called, "kept": same} for called, same in ((1, 1), (1, 0), (0, 0)))
+    states = [measure.judge_calls([run])["state"] for run in ([kept, without], [kept, others], [without])]
+    assert states == ["no failure", "silent", "not measured"]
+    assert measure.judge_calls([[{"error": "NOT THERE: tools in GRPOTrainer"}]])["state"] == "not there"
+
+
+def test_a_release_that_is_spared_has_no_failure():
+    answer = Answer(findings=[Finding.not_applicable("F9", "the adapter is trained in float32")])
+    assert measure.judge(answer, ["F9"], spared="in float32")["state"] == "no failure"
+    assert measure.judge(answer, ["F9"])["state"] == "not measured"
 
 
 @pytest.mark.parametrize(

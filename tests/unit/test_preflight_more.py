@@ -1,6 +1,7 @@
 """Judges of reference and updates: broken, healthy and odd, with real trainers and models."""
 
 import collections
+import importlib.metadata
 import types
 from copy import deepcopy
 
@@ -135,7 +136,7 @@ def test_an_adapter_whose_training_is_left_out_is_not_zero(model, tmp_path):
     assert all(weight.any() for name, weight in model.named_parameters() if "lora_B" in name)
 
 
-def test_references_that_are_compared(grpo, model):
+def test_references_that_are_compared(grpo, model, monkeypatch):
     """Another checkpoint is told; tokens that were added and another dtype make no other model."""
 
     def judged(reference, policy, **options):
@@ -157,6 +158,10 @@ def test_references_that_are_compared(grpo, model):
     trainer.ref_model = None
     answer = one(judge_reference(training(trainer, arguments={"sync_ref_model": True, "beta": 0.04})))
     assert answer.verdict is Verdict.FOUND and "no reference model" in answer.evidence
+    for version, ends in (("0.27.2", False), ("0.28.0", True)):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, version=version: version)
+        answer = one(judge_reference(training(trainer, arguments={"sync_ref_model": True, "beta": 0.04})))
+        assert answer.ends == ends and ("NotImplementedError" in answer.evidence) == ends
 
 
 def updates(

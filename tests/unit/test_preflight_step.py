@@ -1,6 +1,7 @@
 """Preflight's judge of the gradient: a step beside the textbook, its controls, and what is cut for it."""
 
 import copy
+import importlib.metadata
 import json
 
 import pytest
@@ -13,6 +14,7 @@ from steps import before, has, online_dpo, planted, trainer
 from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Verdict
+from failurelab.preflight.judges import textbook as textbook_judge
 from failurelab.preflight.judges.padding import PaddingJudge, count_padding
 from failurelab.preflight.judges.textbook import StepJudge
 from failurelab.preflight.stage import cuts
@@ -46,6 +48,27 @@ def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_
     found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
     assert found.verdict is Verdict.SUSPECTED and "micro-batches are added" in found.evidence
     assert dict(found.undo.values) == {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("transformers_version", "failure"), [("4.47.1", "F20"), ("4.48.0", "F21")], ids=["release adds", "release divides"]
+)
+def test_batches_that_a_release_adds_are_its_own(
+    transformers_version, failure, model, tokenizer, tmp_path, monkeypatch
+):
+    """As trl 0.14 with transformers 4.46 and 4.47: F20, of which the registry has the releases, and no script's fault.
+
+    The temperature that this trl leaves out is told beside it, and not held to be there.
+    """
+    installed = {"trl": "0.14.0", "transformers": transformers_version}
+    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: 2 * loss))
+    made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
+    monkeypatch.setattr(textbook_judge, "_overridden", lambda trainer: [])
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or version(name))
+    found = judge(made)
+    assert found[failure].verdict is Verdict.SUSPECTED and "the release's own trainer" in found[failure].evidence
+    assert found["F15"].verdict is Verdict.SUSPECTED and found[failure].undo is not None
 
 
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):

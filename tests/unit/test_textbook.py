@@ -693,6 +693,14 @@ def test_a_planted_mistake_is_named(kind, options, named, since, make):
     assert report.verdict == "FOUND" and report.named == named, str(report)
 
 
+def test_added_batches_are_named_beside_a_temperature_that_is_left_out(make):
+    """As trl 0.14 does with transformers 4.46: no temperature in the scores, and micro-batches that are added."""
+    made = make(kind=planted(loss=lambda loss: 2 * loss), **FEW)
+    made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
+    report = compare(made)
+    assert report.verdict == "FOUND" and report.named == "accumulation" and "temperature" in report.line, str(report)
+
+
 def test_a_hook_on_a_parameter_is_not_the_definition(model, make):
     made = make()
     made.model.get_input_embeddings().weight.register_hook(torch.zeros_like)

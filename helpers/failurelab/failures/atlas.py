@@ -246,6 +246,21 @@ def compare(before: Column, after: Column) -> Changes:
     return Changes(before, after, gone, came, stayed, tuple(defaults))
 
 
+def describe_upgrade(before: str, after: str) -> str:
+    """Return what changes from one release of trl to another, for a terminal; it says which version counts as another.
+
+    Raises:
+        UnknownRelease: one of them was not measured, or is no version.
+    """
+    columns = {version: of_release(version) for version in (before, after)}
+    notes = [
+        f"trl {version} was not measured, and counts as {column.versions['trl']}.\n"
+        for version, column in columns.items()
+        if Version(version) != Version(column.versions["trl"])
+    ]
+    return "".join(notes) + describe(compare(columns[before], columns[after]))
+
+
 def describe(changes: Changes) -> str:
     """Return the changes of an upgrade for a terminal."""
     before, after = changes.before, changes.after

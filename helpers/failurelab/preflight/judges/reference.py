@@ -3,17 +3,19 @@
 The KL term holds the policy near its reference. Where an adapter was merged into the policy, the reference that a
 trainer loads by the checkpoint's name lacks it; where the policy has a trained adapter, a reference made by switching
 adapters off lacks it too. Then KL is above 0 before the first step, and training pulls the policy back to what it was
-before. With LoRA there is no reference model, so `sync_ref_model` has nothing to write to, and says nothing.
+before. With LoRA there is no reference model, so `sync_ref_model` has nothing to write to: releases before 0.28 say
+nothing, and later ones refuse it. The cut leaves the option out, so that what the release does is the registry's.
 
 Upstream: TRL #3194, #3108, PR #4912 (refused from 0.28 on).
 """
 
+import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from failurelab import handles
+from failurelab import failures, handles
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
@@ -31,12 +33,18 @@ def judge_reference(training: Training) -> Iterator[Finding]:
     if not hasattr(trainer, "ref_model"):
         return
     if training.arguments.get("sync_ref_model") and trainer.ref_model is None:
+        stacks = failures.get("F19").affected
+        installed = {"trl": importlib.metadata.version("trl")}
+        takes = any(stack.holds(installed) for stack in stacks if stack.what.startswith("sync_ref_model"))
+        error = "NotImplementedError" if training.arguments.get("beta") else "ValueError"
+        refused = f"this trl refuses that as it makes the trainer, by a {error}, and nothing is trained"
         yield Finding(
             "F19",
-            "sync_ref_model is asked for, and there is no reference model to sync: where trl takes that, nothing is "
-            "ever synced",
+            "sync_ref_model is asked for, and there is no reference model to sync: "
+            f"{'nothing is ever synced, without a word' if takes else refused}",
             "Leave sync_ref_model out, or train without an adapter and with beta above 0.",
             undo=Arguments({"sync_ref_model": False}),
+            ends=not takes,
         )
         return
     if training.arguments.get("beta") == 0 or training.arguments.get("ref_adapter_name"):

@@ -55,7 +55,7 @@ CUT_AWAY = {  # options that the cut training lacks, and what they would do to t
     "use_transformers_paged": "generation does not go through `generate`",
     "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
 }
-_OF_GENERATION = "divided by the tokens of the generation"
+_OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
     "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
@@ -250,19 +250,20 @@ class StepJudge(TrainerCallback):
         figures, _, name = report.reason.partition(" Named: ")  # which is said first
         said = f"Named: {name} Step" if name else "step"
         said += f" {report.step}: {figures}{where}"
-        if not own and not self.replaced and report.named == "accumulation":
+        if not own and not self.replaced and report.named == _ACCUMULATION:
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
             yield Finding.suspected(
                 failure, f"{said.removesuffix('.')}; the release's own trainer does this", why, repair, undo=undo
             )
         else:
             yield Finding(failure, said, repair, undo=undo)
-        if failure == "F3b" and "temperature" in report.line:
-            said, why = f"step {report.step}: these scores lack the temperature too", "told alone once F3b is repaired"
-            yield Finding.suspected("F15", said, why, _REPAIRS["F15"])
+        besides = failure != "F15" and "temperature" in report.line
+        if besides:
+            said = f"step {report.step}: these scores lack the temperature too"
+            yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
         if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
             others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
-            yield from (answer for answer in others if answer.failure != failure)
+            yield from (answer for answer in others if answer.failure not in (failure, "F15" * besides))
 
     @functools.cached_property
     def replaced(self) -> list[Replaced]:
@@ -270,9 +271,11 @@ class StepJudge(TrainerCallback):
         return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     def _failure(self, named: str) -> str:
-        """Return the failure that a named mistake is: F20 is trl's own in some releases, and F21 elsewhere."""
-        stacks = failures.get("F20").affected if named == _OF_GENERATION else ()
-        installed = {"trl": importlib.metadata.version("trl")} if stacks else {}
+        """Return the failure that a named mistake is: F20 is the libraries' own in some releases, and F21 elsewhere."""
+        stacks = failures.get("F20").affected if named in (_OF_GENERATION, _ACCUMULATION) else ()
+        installed = {name: importlib.metadata.version(name) for name in ("trl", "transformers")} if stacks else {}
+        if named == _ACCUMULATION:
+            stacks = tuple(stack for stack in stacks if "transformers" in stack.versions)
         return "F20" if any(stack.holds(installed) for stack in stacks) else _FAILURES.get(named, "F21")
 
     def _repair(self, failure: str, named: str, own: Sequence[WithoutMethod]) -> tuple[str, Any]:
@@ -288,7 +291,7 @@ class StepJudge(TrainerCallback):
             "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
             "no attention mask": Statement(_WITH_MASK),
         }
-        if not own and named == "accumulation":
+        if not own and named == _ACCUMULATION:
             given = self.training.arguments
             accumulated, on_device = (given.get(name) or least for name, least in _BATCH.items())
             whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
