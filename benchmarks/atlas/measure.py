@@ -110,6 +110,7 @@ def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
         record |= _ask_all(str(python), judged)
         _install_beside(alone, python, stack)  # after the others, which had not this either
         record["probes"] = _together(record["probes"], _ask_alone(str(python), alone))
+        record["megabytes"] = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file()) // 10**6
     except NotInstalled as error:
         if not _NO_FIT.search(str(error)):
             raise

@@ -125,6 +125,23 @@ def test_the_table_and_the_page_are_those_of_the_evidence():
         assert page.read_text() == summary.make_page(rows, records, language)
 
 
+def test_which_passes_warn_and_what_a_release_costs():
+    """Releases that follow each other and warn alike are one row; of stacks, two are measured at a time."""
+    said = {"0.14.0": "9/0/0, 9/0/6", "0.15.0": "9/0/0, 9/0/6", "0.16.0": "0/0/0, 0/0/0"}
+    records = [
+        {
+            "stack": f"trl-{trl}",
+            "pinned": {"trl": trl},
+            "seconds": 120,
+            "megabytes": 1100,
+            "probes": [{"id": summary.WARNING, "state": "no failure", "said": counts}],
+        }
+        for trl, counts in said.items()
+    ]
+    assert summary._warned(records) == ["| 0.14.0 to 0.15.0 | 9/0/0 | 9/0/6 |", "| 0.16.0 | 0/0/0 | 0/0/0 |"]
+    assert summary._cost(records, "{} {} {} {} {}") == "2 0.16.0 1.1 3 0.1"
+
+
 def test_stacks_are_each_release_of_trl_and_each_minor_one_of_transformers():
     trl = [release("0.14.0", "2025-01-29"), release("0.19.1", "2025-07-08")]
     transformers = [
