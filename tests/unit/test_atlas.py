@@ -255,6 +255,23 @@ def test_what_is_no_matter_of_releases_is_tried_again(said, recorded, tmp_path, 
     assert raised.value.exit_status == 3
 
 
+@pytest.mark.parametrize(("said", "goes_on"), [("No solution found when resolving", True), ("dns error", False)])
+def test_a_package_that_a_probe_needs_and_that_does_not_go_with_the_stack(said, goes_on, monkeypatch):
+    """The probe says that it misses it; what fails for want of a network is tried again, with the stack."""
+
+    def fail(*_):
+        raise measure.NotInstalled(said)
+
+    monkeypatch.setattr(measure.versions, "ask_versions", lambda python: {"trl": "0.19.1", "torch": "2.13.0"})
+    monkeypatch.setattr(measure, "_run_uv", fail)
+    probes = [{"id": "x", "needs": ["deepspeed"]}]
+    if goes_on:
+        measure._install_beside(probes, sys.executable, STACK)
+        return
+    with pytest.raises(measure.NotInstalled):
+        measure._install_beside(probes, sys.executable, STACK)
+
+
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """The command with a stand-in for the index and for the processes that measure."""
