@@ -110,9 +110,10 @@ hosted: setup
 	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) $(addprefix --notebooks ,$(NAME))
 	@$(MAKE) --no-print-directory tables
 
-# What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new.
+# What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new. MAIN=FOLDER has
+# the main branch of a git repository on this machine, as of its last commit.
 drift: setup
-	@$(BIN)/python benchmarks/atlas/drift.py --main
+	@$(BIN)/python benchmarks/atlas/drift.py --main $(MAIN)
 
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)

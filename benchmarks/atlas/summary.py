@@ -65,6 +65,7 @@ def write_table(table: dict[str, Any]) -> None:
     atlas.FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
+WARNING = "F1 which passes warn"  # a row of figures, and of no failure
 CELL, LEFT, TOP = 9, 430, 52  # pixels: of a cell, beside all and above all of them
 
 
@@ -122,9 +123,10 @@ row of steps beside their definition is silent where the gradient is not the alg
 tells what was measured in a cell with a failure, and leads to its evidence. A test holds the [registry](symptoms.md) to
 these cells.
 
-`OnlineDPOTrainer` is asked where `trl` itself has it, and not in `trl.experimental`, where it is from 0.29 on. Not in
-the atlas: what needs a GPU or several (F5, F6), DeepSpeed (F4), bitsandbytes (F9 with QLoRA), vLLM (F17, and F16 under
-`use_vllm`), a model that calls tools (F18), or a person's own prompts and rewards (F10, F12, F14).
+`OnlineDPOTrainer` is that of `trl.experimental` where there is one, as from 0.26 on. Under ZeRO-3 one process trains on
+a CPU, and DeepSpeed is that of the day. A tool is called by a stand-in for the model's generation. Not in the atlas:
+what needs a GPU or several (F5, F6), vLLM (F17, and F16 under `use_vllm`), or a person's own prompts and rewards (F10,
+F12, F14).
 """
 HEAD_ZH = """# 图谱：每个版本里的每个故障
 
@@ -147,6 +149,12 @@ _WORDS = {
         "left": " Not asked yet: {}, which `make atlas` measures.",
         "measured": "Releases of trl measured: {}, from {} to {}; of transformers: {}.",
         "install": "{} cannot be installed: {}",
+        "cost": "One more release takes {} minutes (trl {}) and {} GB, which are given back; all {} stacks, two at a "
+        "time on two cores that had other work too, {} hours.",
+        "warning": 'Which passes print "None of the inputs have requires_grad"',
+        "passes": "How often it is printed in three steps with `use_reentrant=True`: in generation, scoring and "
+        "training passes. Healthy runs have it in the first two; in training passes tensors are without a gradient.",
+        "warned": "| trl | full fine-tuning | frozen embeddings | `peft_config` |",
         "run": "could not run",
         "where": "Where it is found",
         "columns": "| failure, set-up | trl, with what was there on its day | transformers | changed by |",
@@ -156,6 +164,12 @@ _WORDS = {
         "left": " 还没测的：{} 个，`make atlas` 会补上。",
         "measured": "测过的 trl 版本：{} 个，从 {} 到 {}；transformers：{} 个。",
         "install": "{} 装不上：{}",
+        "cost": "多测一个版本要 {} 分钟（trl {}），占 {} GB，测完即释放；全部 {} 个环境，两个并行，"
+        "在还有别的活要干的两个核上要 {} 小时。",
+        "warning": '哪些前向会打印 "None of the inputs have requires_grad"',
+        "passes": "`use_reentrant=True`，训练三步，依次是生成、打分、训练三种前向里打印的次数。"
+        "前两种健康的训练也有；训练前向里有，就是有参数没拿到梯度。",
+        "warned": "| trl | 全参微调 | 冻结 embedding | `peft_config` |",
         "run": "跑不了",
         "where": "在哪些版本里",
         "columns": "| 故障与设置 | trl（配当天能装到的其他库） | transformers | 由谁改变 |",
@@ -181,6 +195,7 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: 
         if "probes" not in record:
             lines.append("- " + say["install"].format(record["stack"], record["could_not_be_installed"][:200]))
     lines += _errors(records, say["run"])
+    lines.append("\n" + _cost(records, say["cost"]))
     lines += [f"\n## {say['where']}\n", say["columns"], "| --- | --- | --- | --- |"]
     for row in rows:
         spans = [
@@ -188,6 +203,8 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: 
         ]
         if any(spans):
             lines.append(f"| {row.what} | {spans[0]} | {spans[1]} | {_threads(row, records)} |")
+    lines += [f"\n## {say['warning']}\n", f"{say['passes']}\n", say["warned"], "| --- | --- | --- | --- |"]
+    lines += _warned(measured)
     return "\n".join(lines) + "\n"
 
 
@@ -208,6 +225,33 @@ def _errors(records: list[dict[str, Any]], title: str) -> list[str]:
                 stacks.setdefault(error, []).append(record["stack"])
     return [
         f"- {title}: {', '.join(dict.fromkeys(names))} ({len(names)}): `{error}`" for error, names in stacks.items()
+    ]
+
+
+def _cost(records: list[dict[str, Any]], text: str) -> str:
+    """Return what a release more costs, and all stacks, by what each took when it was measured, in parts or at once."""
+    made = [record for record in records if "probes" in record]
+    newest = [record for record in made if record["stack"].startswith("trl-")][-1]
+    size = max(record.get("megabytes", 0) for record in made) / 1000
+    hours = sum(record["seconds"] for record in made) / 2 / 3600
+    return text.format(
+        round(newest["seconds"] / 60), newest["pinned"]["trl"], round(size, 1), len(made), round(hours, 1)
+    )
+
+
+def _warned(records: list[dict[str, Any]]) -> list[str]:
+    """Return a row for the releases that follow each other and print the warning as often in the same passes."""
+    rows: list[list[str]] = []
+    for record in records:
+        said = [probe["said"] for probe in record["probes"] if probe["id"] == WARNING and probe["state"] == atlas.NONE]
+        release = record["pinned"]["trl"]
+        if said and rows and rows[-1][2] == said[0]:
+            rows[-1][1] = release
+        elif said:
+            rows.append([release, release, said[0]])
+    return [
+        f"| {first if first == last else f'{first} to {last}'} | {' | '.join(said.split(', '))} |"
+        for first, last, said in rows
     ]
 
 

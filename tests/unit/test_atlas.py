@@ -125,6 +125,23 @@ def test_the_table_and_the_page_are_those_of_the_evidence():
         assert page.read_text() == summary.make_page(rows, records, language)
 
 
+def test_which_passes_warn_and_what_a_release_costs():
+    """Releases that follow each other and warn alike are one row; of stacks, two are measured at a time."""
+    said = {"0.14.0": "9/0/0, 9/0/6", "0.15.0": "9/0/0, 9/0/6", "0.16.0": "0/0/0, 0/0/0"}
+    records = [
+        {
+            "stack": f"trl-{trl}",
+            "pinned": {"trl": trl},
+            "seconds": 120,
+            "megabytes": 1100,
+            "probes": [{"id": summary.WARNING, "state": "no failure", "said": counts}],
+        }
+        for trl, counts in said.items()
+    ]
+    assert summary._warned(records) == ["| 0.14.0 to 0.15.0 | 9/0/0 | 9/0/6 |", "| 0.16.0 | 0/0/0 | 0/0/0 |"]
+    assert summary._cost(records, "{} {} {} {} {}") == "2 0.16.0 1.1 3 0.1"
+
+
 def test_stacks_are_each_release_of_trl_and_each_minor_one_of_transformers():
     trl = [release("0.14.0", "2025-01-29"), release("0.19.1", "2025-07-08")]
     transformers = [
@@ -236,6 +253,23 @@ def test_what_is_no_matter_of_releases_is_tried_again(said, recorded, tmp_path, 
     with pytest.raises(measure.NotInstalled) as raised:
         measure.measure(STACK, [], tmp_path / "env")
     assert raised.value.exit_status == 3
+
+
+@pytest.mark.parametrize(("said", "goes_on"), [("No solution found when resolving", True), ("dns error", False)])
+def test_a_package_that_a_probe_needs_and_that_does_not_go_with_the_stack(said, goes_on, monkeypatch):
+    """The probe says that it misses it; what fails for want of a network is tried again, with the stack."""
+
+    def fail(*_):
+        raise measure.NotInstalled(said)
+
+    monkeypatch.setattr(measure.versions, "ask_versions", lambda python: {"trl": "0.19.1", "torch": "2.13.0"})
+    monkeypatch.setattr(measure, "_run_uv", fail)
+    probes = [{"id": "x", "needs": ["deepspeed"]}]
+    if goes_on:
+        measure._install_beside(probes, sys.executable, STACK)
+        return
+    with pytest.raises(measure.NotInstalled):
+        measure._install_beside(probes, sys.executable, STACK)
 
 
 @pytest.fixture
@@ -380,7 +414,8 @@ def test_the_main_branch_of_a_folder_is_as_of_its_last_commit(tmp_path):
         ([{"hooks": 128}, {"train": ""}], "silent"),
         ([{"train": "AttributeError: 'NoneType' object has no attribute 'backward'"}], "loud"),
         ([{"train": "RuntimeError: 'weight' must be 2-D"}], "could not run"),
-        ([{"evaluate": "AttributeError: get"}, {"train": ""}], "not there"),
+        ([{"evaluate": "AttributeError: 'list' object has no attribute 'get'"}, {"train": ""}], "not there"),
+        ([{"evaluate": "AttributeError: 'NoneType' object has no attribute 'apply'"}], "could not run"),
         ([{"error": "ModuleNotFoundError: No module named 'deepspeed'"}], "could not run"),
         ([{"hooks": 0}], "could not run"),
     ],

@@ -237,11 +237,11 @@ class StepJudge(TrainerCallback):
             why = "the gradient is wrong, for tensors have none: see F1 or F2, and ask again without that"
             yield Finding.not_checked("F21", f"{why}. {report.reason}")
             return
-        failure = self._failure(report.named or "")
+        own = _overridden(self.trainer)
+        failure = self._failure(report.named or "", bool(own or self.replaced))
         if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
-        own = _overridden(self.trainer)
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
         where = f" The script also overrides {names}." if own else ""
         if self.replaced:
@@ -270,9 +270,15 @@ class StepJudge(TrainerCallback):
         """The library's functions that the script has put others in the place of."""
         return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
-    def _failure(self, named: str) -> str:
-        """Return the failure that a named mistake is: F20 is the libraries' own in some releases, and F21 elsewhere."""
-        stacks = failures.get("F20").affected if named in (_OF_GENERATION, _ACCUMULATION) else ()
+    def _failure(self, named: str, changed: bool) -> str:
+        """Return the failure that a named mistake is: F20 is the libraries' own in some releases, and F21 elsewhere.
+
+        Args:
+            named: the mistake.
+            changed: whether the script changes the trainer, so that the mistake may be its own.
+        """
+        libraries = named == _OF_GENERATION or (named == _ACCUMULATION and not changed)
+        stacks = failures.get("F20").affected if libraries else ()
         installed = {name: importlib.metadata.version(name) for name in ("trl", "transformers")} if stacks else {}
         if named == _ACCUMULATION:
             stacks = tuple(stack for stack in stacks if "transformers" in stack.versions)
