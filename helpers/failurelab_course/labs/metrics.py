@@ -100,6 +100,7 @@ _STEP = {
     "step_cosine": "the same, in the worse of two steps; 0 where its rewards leave no gradient",
     "step_size": "norm of a step's gradient over that of the definition's, in the worse of two steps",
     "step_found": "text: what is wrong with a step whatever its gradient is, such as a turn drawn behind other ids",
+    "clipped": "share of the completions that were trained on without an end, by the trainer's own log",
     "beta": "weight of the KL term that the trainer was given",
     "other_texts": "boolean: the reward functions were given other texts than were drawn",
 }
@@ -137,7 +138,16 @@ EARLY = {
 EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed"}
 EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
 EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
-EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "step_found", "beta", "other_texts"}
+EARLY |= {
+    "foreign_tokens",
+    "step_cosine_first",
+    "step_cosine",
+    "step_size",
+    "step_found",
+    "clipped",
+    "beta",
+    "other_texts",
+}
 EARLY |= set(_RANKS)
 EARLY |= set(PLACEMENT)  # loaded, not trained
 EARLY_STEPS = 8  # the later of the steps that the kind `step` compares
