@@ -37,17 +37,18 @@ def test_a_wrong_gradient_stops_the_run(model, tokenizer, tmp_path):
 
 
 def test_the_run_is_the_same_with_and_without_it(trained, tmp_path):
-    """Bit-equal weights after three steps, also where rewards are random."""
+    """Bit-equal weights after three steps, also where rewards are random and a wrong gradient is looked into."""
 
     def noisy(completions, **_):
         return [random.random() + float(torch.rand(())) for _ in completions]
 
     def make(policy):
         random.seed(0)
-        return trainer(policy, trained[1], tmp_path, rewards=[ones, noisy], learning_rate=1e-3, max_steps=3)
+        options = {"kind": planted(loss=torch.neg), "rewards": [ones, noisy], "learning_rate": 1e-3, "max_steps": 3}
+        return trainer(policy, trained[1], tmp_path, **options)
 
-    _, same = guarded_and_not(make, trained[0], every=2)
-    assert same
+    guard, same = guarded_and_not(make, trained[0], every=2)
+    assert guard.report.verdict == "FOUND" and same
 
 
 def test_rewards_are_asked_once(model, tokenizer, tmp_path):
