@@ -898,6 +898,7 @@ def test_the_weight_of_each_row_is_solved_for():
         ({"advantages": lambda *given: textbook.GRPO.advantages(*given) * torch.tensor([1, 3]).repeat_interleave(3)},
          "scaling of the rewards"),
         ({"advantages": lambda *given: textbook.GRPO.advantages(*given) + 0.37}, ""),
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given)[[3, 3, 2, 3, 4, 5]]}, ""),  # no other order
     ],
 )  # fmt: skip
 def test_what_rows_of_a_kind_were_given_is_told(functions, named):

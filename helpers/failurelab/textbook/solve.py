@@ -350,11 +350,17 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
                 name = ""
             return name, f"the rows of each {of} have their weight times {_list(f'{factor:.3g}' for factor in factors)}"
     single = [each for each in off if len(each.rows) == 1]
-    sources = [int((step.advantages - each.solved).abs().argmin()) for each in single]
     near = max(SAME, 2 * solution.rest)
-    if len(single) > 1 and all(
-        solution.same(worth[number], each.solved, each.error, near) for number, each in zip(sources, single)
-    ):
+    # Rows that keep their own weight give it to no other: where rewards take few values, any weight is some row's.
+    kept = {number for each in known if each not in off and len(each.rows) == 1 for number in each.rows}
+    left, sources = [number for number in worth if number not in kept], list[int]()
+    for each in single:
+        source = min(left, key=lambda number: abs(worth[number] - each.solved))
+        if not solution.same(worth[source], each.solved, each.error, near):
+            break
+        left.remove(source)
+        sources.append(source)
+    if len(single) > 1 and len(sources) == len(single):
         told = _list(each.name for each in single), _list(f"row {number + 1}" for number in sources)
         return "other rows' advantages", "rows {} were given the weights of rows {}".format(*told)
     return "", f"rows have other weights: {_table(off)}"
