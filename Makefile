@@ -136,6 +136,7 @@ lint: setup
 	@$(BIN)/deptry helpers/failurelab --config helpers/pyproject.toml
 	@$(BIN)/mypy
 	@$(BIN)/python -m tools.notebook_lint
+	@$(BIN)/python -m tools.badges --check
 
 # Standard library alone; any commit of this repository, without checking it out.
 size: here

@@ -71,7 +71,11 @@ def create(names: Iterable[str], say: Say = print, *, operation: bool = True) ->
         tell = {era: locks.enter_context(_locked(era, say)) for era in sorted(eras, key=lambda era: era.name)}
         try:
             for era in eras:
-                _create(era, tell[era], operation)
+                _create(era, tell[era])
+            for era in eras:  # after all are made: nearly every cell that waits for one can do without
+                if operation and not era.is_finished:
+                    build_operation(era, tell[era])
+                tell[era](f"era {era.name}: ready")
         except BaseException as error:
             why = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             for era in eras:
@@ -80,7 +84,7 @@ def create(names: Iterable[str], say: Say = print, *, operation: bool = True) ->
     return eras
 
 
-def _create(era: Era, say: Say, operation: bool) -> None:
+def _create(era: Era, say: Say) -> None:
     if era.status != "ready":
         if era.status != "missing":
             say(f"era {era.name}: {era.status}, made again")
@@ -91,11 +95,8 @@ def _create(era: Era, say: Say, operation: bool) -> None:
                 f"{need / 1e9:.1f} GB. Next: free some, and run the same command again."
             )
         (_make_today if era.name == TODAY else _make)(era, say)
-    if operation and not era.is_finished:
-        build_operation(era, say)
     if era.name != TODAY:
         register_kernel(era)
-    say(f"era {era.name}: ready")
 
 
 def remove(name: str, say: Say = print) -> None:
