@@ -107,7 +107,7 @@ atlas: setup
 
 # Notebooks opened alone, in a stand-in for a hosted runtime; it needs a package index.
 hosted: setup
-	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) $(addprefix --notebooks ,$(NAME))
+	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) --add $(if $(NAME),--notebooks $(NAME))
 	@$(MAKE) --no-print-directory tables
 
 # What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new.
