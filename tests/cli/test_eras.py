@@ -68,6 +68,33 @@ def test_an_era_is_made_once_and_its_kernel_is_offered(course):
     assert said[-1] == "era old: ready"
 
 
+def test_deepspeed_is_told_of_gpus_that_it_can_build_for_and_see(course, monkeypatch):
+    """The operation for the CPU is built for the CPU all the same, with which notebook 06 and preflight run."""
+    nvcc = course / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(course / "cuda"))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(eras.os.path, "exists", lambda path: True)
+    era = eras.find("old", ready=False)
+    for hidden, told in ((None, "cuda"), ("0", "cuda"), ("", "cpu"), ("-1", "cpu")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if hidden is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert era.variables["DS_ACCELERATOR"] == told
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    era.lock.write_text("deepspeed==0.16.4\n")
+    era.folder.mkdir(parents=True)
+    asked = []
+    monkeypatch.setattr(install.shutil, "which", lambda name: name)
+    monkeypatch.setattr(
+        install, "run", lambda era, words, **options: asked.append(options) or subprocess.CompletedProcess(words, 0)
+    )
+    install.build_operation(era, str)
+    assert asked[0]["env"] == {"DS_ACCELERATOR": "cpu"} and era.has_zero3
+
+
 def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "old.txt")
     monkeypatch.setenv("FAKE_UV_SAYS", "error: Failed to fetch: `six`\n  Caused by: dns error")

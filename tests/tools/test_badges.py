@@ -1,8 +1,11 @@
 """Badges and the address of the course: from CITATION.cff, and nowhere a link that leads nowhere."""
 
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -110,6 +113,27 @@ def test_the_first_cell_says_in_a_line_why_the_course_did_not_come(tmp_path, mon
     for file in (other, str(cut)):
         line = run(source, tmp_path, monkeypatch, FAILURELAB_COURSE=f"file://{file}")
         assert "did not bring the course" in line and "run this again" in line
+
+
+def test_the_first_cell_brings_the_course_and_prepares_it(tmp_path):
+    """In a Python that knows nothing of it, from an archive as a repository's host packs it."""
+    package = tmp_path / "lab-main" / "helpers" / "failurelab_course"
+    (package / "eras").mkdir(parents=True)
+    (tmp_path / "lab-main" / "eras").mkdir()
+    for name, text in (("__init__", ""), ("notebook", "print('opened')"), ("eras/__init__", ""),
+                       ("eras/hosted", "def prepare(): print('prepared')")):  # fmt: skip
+        (package / f"{name}.py").write_text(text)
+    source = shutil.make_archive(str(tmp_path / "lab"), "gztar", tmp_path, "lab-main")
+    (tmp_path / "alone").mkdir()
+    code = "try:\n    from failurelab_course import notebook\n" + badges.make_fetch("")
+    code += "    from failurelab_course import notebook\n"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("FAILURELAB", "PYTHON"))}
+    for _ in range(2):  # again after one that was cut off, over what is there
+        done = subprocess.run(
+            [sys._base_executable, "-I", "-S", "-c", code], cwd=tmp_path / "alone", capture_output=True, text=True,
+            env=variables | {"FAILURELAB_COURSE": f"file://{source}"},
+        )  # fmt: skip
+        assert done.stdout.split() == ["prepared", "opened"], done.stderr
 
 
 def test_only_a_hosted_runtime_fetches_unasked(tmp_path, monkeypatch):

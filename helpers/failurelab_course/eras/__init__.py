@@ -120,7 +120,12 @@ class Era:
 
 
 def _builds_for_gpus() -> bool:
-    """Whether DeepSpeed can be told to use GPUs: up to 0.16 its mere import fails there without a CUDA compiler."""
+    """Whether DeepSpeed can be told to use GPUs: none are hidden, and there is a CUDA compiler.
+
+    Without one its mere import fails up to 0.16. Told to use GPUs that are hidden, it finds none when it trains.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     compiler = shutil.which("nvcc") or os.access(os.path.join(home, "bin", "nvcc"), os.X_OK)
     return os.path.exists("/dev/nvidiactl") and bool(compiler)
