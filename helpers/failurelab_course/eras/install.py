@@ -265,7 +265,9 @@ def build_operation(era: Era, say: Say = print) -> None:
             "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
         )
         # An accelerator of GPUs, which a machine with a CUDA compiler is given, does not know this operation.
-        built = run(era, ["-c", code], env={"DS_ACCELERATOR": "cpu"}, capture_output=True, text=True)
+        # What a reader runs meanwhile comes first.
+        options = {"capture_output": True, "text": True, "preexec_fn": lambda: os.nice(10)}
+        built = run(era, ["-c", code], env={"DS_ACCELERATOR": "cpu"}, **options)
         zero3 = built.returncode == 0
         if not zero3:
             say(f"era {era.name}: that build failed, so ZeRO-3 is NOT RUN: {_last_line(built.stderr)}")
