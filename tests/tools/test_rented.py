@@ -236,3 +236,19 @@ def full(course):
 def test_two_runs_at_once_are_refused(tmp_path):
     with rented.alone(tmp_path), pytest.raises(rented.CannotRun, match="another run works in"), rented.alone(tmp_path):
         pass
+
+
+def test_uv_comes_into_the_course_s_folder_or_a_line_says_why_not(tmp_path, monkeypatch):
+    asked, ended = [], subprocess.CompletedProcess([], 0, "", "")
+    monkeypatch.setattr(rented.subprocess, "run", lambda words, **_: asked.append(words) or ended)
+    monkeypatch.setattr(rented.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    rented.bring_uv(tmp_path)
+    assert asked[0][-3:] == ["--target", str(tmp_path / ".course" / "uv"), "uv"]
+    assert os.environ["PATH"] == f"/usr/bin{os.pathsep}{tmp_path / '.course' / 'uv' / 'bin'}"
+    ended.returncode, ended.stderr = 1, "WARNING: retrying\nERROR: No matching distribution found for uv\n"
+    with pytest.raises(rented.CannotRun, match="could not be fetched: ERROR: No matching.* Next: look at the network"):
+        rented.bring_uv(tmp_path)
+    monkeypatch.setattr(rented.shutil, "which", lambda name: name)
+    rented.bring_uv(tmp_path)
+    assert len(asked) == 2
