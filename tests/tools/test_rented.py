@@ -247,7 +247,7 @@ def test_uv_comes_into_the_course_s_folder_or_a_line_says_why_not(tmp_path, monk
     assert asked[0][-3:] == ["--target", str(tmp_path / ".course" / "uv"), "uv"]
     assert os.environ["PATH"] == f"/usr/bin{os.pathsep}{tmp_path / '.course' / 'uv' / 'bin'}"
     ended.returncode, ended.stderr = 1, "WARNING: retrying\nERROR: No matching distribution found for uv\n"
-    with pytest.raises(rented.CannotRun, match="could not be fetched: ERROR: No matching.* Next: look at the network"):
+    with pytest.raises(rented.CannotRun, match=r"could not be fetched: ERROR: No matching.* Next: look at the network"):
         rented.bring_uv(tmp_path)
     monkeypatch.setattr(rented.shutil, "which", lambda name: name)
     rented.bring_uv(tmp_path)
