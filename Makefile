@@ -107,7 +107,7 @@ atlas: setup
 
 # Notebooks opened alone, in a stand-in for a hosted runtime; it needs a package index.
 hosted: setup
-	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) $(addprefix --notebooks ,$(NAME))
+	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) --add $(if $(NAME),--notebooks $(NAME))
 	@$(MAKE) --no-print-directory tables
 
 # What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new. MAIN=FOLDER has
@@ -137,6 +137,7 @@ lint: setup
 	@$(BIN)/deptry helpers/failurelab --config helpers/pyproject.toml
 	@$(BIN)/mypy
 	@$(BIN)/python -m tools.notebook_lint
+	@$(BIN)/python -m tools.badges --check
 
 # Standard library alone; any commit of this repository, without checking it out.
 size: here

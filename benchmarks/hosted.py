@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Open notebooks alone, in a Python that stands for a hosted runtime's, and measure the way to their last cell.
 
-    python benchmarks/hosted.py [--notebooks 00 01] [--cache FOLDER]
+    python benchmarks/hosted.py [--notebooks 00 01] [--cache FOLDER]    with a cache that is there: only from that
 
 The stand-in has torch, ipykernel and pip, no uv, no git, no make, no clone and no ensurepip, and each notebook is a
-lone file in an empty folder, with the cell of docs/hosted.md before its first one. The course comes as an archive of
-what is committed, as a repository's host gives it; the libraries come from a package index, into an empty cache, then
-from that cache. What only a real host can tell is in docs/hosted.md.
+lone file in an empty folder. The course comes as an archive of what is committed, as a repository's host gives it; the
+libraries come from a package index: for each notebook into an empty cache, then from that cache. What only a real host
+can tell is in docs/hosted.md.
 
 Eras: today.
 """
@@ -14,12 +14,12 @@ Eras: today.
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 import frames
 import jupyter_client.kernelspec
@@ -56,21 +56,10 @@ def make_archive(folder: pathlib.Path) -> pathlib.Path:
     return archive
 
 
-def first_cell(archive: pathlib.Path) -> nbformat.NotebookNode:
-    """Return the cell that docs/hosted.md puts before the first one, with the address of this archive."""
-    page = (root() / "docs" / "hosted.md").read_text(encoding="utf-8")
-    source = page.partition("```python\n")[2].partition("```")[0]
-    return nbformat.v4.new_code_cell(re.sub('(?<=address = ")[^"]*', archive.as_uri(), source))
-
-
-def run(
-    notebook: pathlib.Path, archive: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]
-) -> dict:
+def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]) -> dict:
     """Run a copy of a notebook, alone in a folder; return its seconds to the last cell, and what went wrong."""
     folder.mkdir(parents=True)
-    copy, content = folder / notebook.name, nbformat.read(notebook, as_version=4)
-    content.cells.insert(0, first_cell(archive))
-    nbformat.write(content, copy)
+    copy = pathlib.Path(shutil.copy(notebook, folder))
     kernels = folder / "jupyter" / "kernels" / _KERNEL
     kernels.mkdir(parents=True)
     # The PATH has the system's programs, without those that a hosted runtime may lack.
@@ -117,7 +106,7 @@ def run(
     ran = nbformat.read(folder / "ran.ipynb", as_version=4)
     said = [
         line
-        for cell in ran.cells[:5]
+        for cell in ran.cells[:4]
         for output in cell.get("outputs", [])
         for line in output.get("text", "").splitlines()
         if "installed" in line or line.startswith("era ")
@@ -136,9 +125,14 @@ def _size(folder: pathlib.Path) -> float:
 
 def table_hosted(folder: pathlib.Path) -> str:
     """How long a notebook takes from a lone file to its last cell, and what is downloaded for it."""
-    runs = frames.read_runs(folder, "hosted").to_dict("records")
-    head = ["notebook", "cache", "seconds to the last cell", "downloaded, GB"]
-    body = [[run["case"], run["cache"], f"{run['seconds']:.0f}", f"{run['downloaded_gb']:.2f}"] for run in runs]
+    runs = frames.read_runs(folder, "hosted", r"(?P<notebook>\w+), (?P<cache>\w+) cache")
+    head = ["notebook", "from an empty cache, s", "downloaded, GB", "from a warm cache, s"]
+
+    def cell(rows: Any, cache: str, figure: str, form: str) -> str:
+        return frames.median(rows[rows["cache"] == cache][figure], form, "NOT RUN")
+
+    asked = (("empty", "seconds", ".0f"), ("empty", "downloaded_gb", ".2f"), ("warm", "seconds", ".0f"))
+    body = [[name, *(cell(rows, *one) for one in asked)] for name, rows in runs.groupby("notebook")]
     return frames.markdown(head, body)
 
 
@@ -149,29 +143,35 @@ def main() -> None:
         recording.end_not_run("the stand-in for a hosted runtime is measured on a CPU")
     with tempfile.TemporaryDirectory(prefix="hosted-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
-        given = options.cache != pathlib.Path()
-        archive, cache = make_archive(folder), options.cache if given else folder / "cache"
-        for turn, wanted in enumerate(options.notebooks):
+        course = make_archive(folder).as_uri()
+        for wanted in options.notebooks:
             (notebook,) = (root() / "notebooks").glob(f"{wanted}_*.ipynb")
-            runtime = folder / f"runtime-{wanted}"
-            python = make_runtime(runtime)
-            variables = {
-                "UV_CACHE_DIR": str(cache),
-                "PIP_NO_CACHE_DIR": "1",
-                "UV_FIND_LINKS": install.find_links(),
-            }
-            before = _size(cache) if cache.exists() else 0.0
-            metrics = run(notebook, archive, python, runtime / "opened", variables)
-            metrics |= {
-                "cache": "warm" if turn or given else "empty",
-                "downloaded_gb": round(_size(cache) - before, 2),
-                "course_gb": _size(runtime / "opened" / "course"),
-            }
-            shutil.rmtree(runtime, ignore_errors=True)
-            print(notebook.stem, metrics, flush=True)
-            if metrics["error"]:
-                sys.exit(f"{notebook.stem} ended in {metrics['error']}")
-            observe.record("ground", "measured", metrics, case=notebook.stem)
+            given = options.cache != pathlib.Path()
+            cache = options.cache if given else folder / f"cache-{wanted}"
+            for state in ("warm",) if given else ("empty", "warm"):
+                measure(notebook, state, course, cache, folder / f"runtime-{wanted}")
+            if not given:
+                shutil.rmtree(cache, ignore_errors=True)
+
+
+def measure(notebook: pathlib.Path, state: str, course: str, cache: pathlib.Path, runtime: pathlib.Path) -> None:
+    """Open a notebook alone in a new runtime, and record what came of it; a failure ends the benchmark."""
+    python = make_runtime(runtime)
+    variables = {
+        "FAILURELAB_COURSE": course,
+        "UV_CACHE_DIR": str(cache),
+        "PIP_NO_CACHE_DIR": "1",
+        "UV_FIND_LINKS": install.find_links(),
+    }
+    before = _size(cache) if cache.exists() else 0.0
+    metrics = run(notebook, python, runtime / "opened", variables)
+    metrics["downloaded_gb"] = round(_size(cache) - before, 2)
+    metrics["course_gb"] = _size(runtime / "opened" / "course")
+    shutil.rmtree(runtime, ignore_errors=True)
+    print(notebook.stem, state, metrics, flush=True)
+    if metrics["error"]:
+        sys.exit(f"{notebook.stem} ended in {metrics['error']}")
+    observe.record("ground", "measured", metrics, case=f"{notebook.stem}, {state} cache")
 
 
 if __name__ == "__main__":

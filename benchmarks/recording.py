@@ -2,6 +2,7 @@
 
     python benchmarks/NAME.py                       in this environment; it prints, and keeps nothing
     python benchmarks/NAME.py --out evidence/cpu    in each of its eras; it writes evidence/cpu/NAME.json
+    ... --out evidence/cpu --add                    what the file says of cases that are not measured now stays
     ... --out evidence/cpu --eras today             in these alone; what the file says of the others stays
 
 A benchmark's docstring names its eras (`Eras: today, trl-0.14.`), and what it needs (`Needs: zero3.`). An era that is
@@ -60,6 +61,7 @@ def begin(docstring: str, **options: Any) -> argparse.Namespace:
     outer.add_argument(
         "--eras", nargs="+", metavar="ERA", help="run in these alone; the file keeps the others' records"
     )
+    outer.add_argument("--add", action="store_true", help="the file keeps the records of cases that are not run now")
     parser = argparse.ArgumentParser(description=docstring.splitlines()[0], parents=[outer], allow_abbrev=False)
     parser.add_argument("--device", type=devices.argument, default="cpu", help="auto, cpu, cuda or cuda:N")
     for name, option in options.items():
@@ -68,9 +70,8 @@ def begin(docstring: str, **options: Any) -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.out:
         _, words = outer.parse_known_args()
-        sys.exit(
-            record_in_eras(pathlib.Path(sys.argv[0]), docstring, words, arguments.device, arguments.out, arguments.eras)
-        )
+        place = (arguments.out, arguments.eras, arguments.add)
+        sys.exit(record_in_eras(pathlib.Path(sys.argv[0]), docstring, words, arguments.device, *place))
     observe.quiet()
     return arguments
 
@@ -88,8 +89,12 @@ def record_in_eras(
     device: str,
     out: pathlib.Path,
     chosen: list[str] | None = None,
+    add: bool = False,
 ) -> int:
-    """Run a benchmark in each of its eras, or in those chosen, and write its file; return the exit status."""
+    """Run a benchmark in each of its eras, or in those chosen, and write its file; return the exit status.
+
+    With `add` the file keeps its records of other cases.
+    """
     records: list[Record] = []
     not_run: list[dict[str, str]] = []
     names = list_field("Eras", docstring)
@@ -106,8 +111,13 @@ def record_in_eras(
         return STATUS_NOT_RUN
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{script.stem}.json"
-    if chosen and path.exists():
-        records += [record for record in read_file(path) if record["era"] not in chosen]
+    if (chosen or add) and path.exists():
+        now = {(record["era"], record["case"]) for record in records}
+        records += [
+            record
+            for record in read_file(path)
+            if (chosen and record["era"] not in chosen) or (add and (record["era"], record["case"]) not in now)
+        ]
         records.sort(key=lambda record: names.index(record["era"]))
     write_file(path, records, not_run)
     print(f"{path}: {len(records)} records", flush=True)

@@ -46,7 +46,7 @@ textbook.StepJudge.listening = lambda self: contextlib.nullcontext()
 VERSION = packaging.version.Version(trl.__version__)
 KNOWN = trl.GRPOConfig.__dataclass_fields__
 BASE = {"learning_rate": RATE, "max_grad_norm": 0.2, "lr_scheduler_type": "constant"}
-LARGE_GIB = 15  # weights, gradients, and two more copies of them in float32; Adam's states come later
+LARGE_GIB = (15, 11)  # of a machine, of a card: weights, gradients, two more copies in float32; no Adam's states yet
 
 
 def before(release: str) -> bool:
@@ -123,23 +123,30 @@ def kinds(device: str) -> None:
 
 
 class Clock(transformers.TrainerCallback):
-    """Takes the processor time of every optimizer step, generation included."""
+    """Takes the time of every optimizer step, generation included: the processor's, or a GPU's once it is done."""
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds = torch.device(device), list[float]()
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        if self.device.type != "cuda":
+            return time.process_time()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Start."""
-        self.start = time.process_time()
+        self.start = self.now()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Stop."""
-        self.seconds.append(time.process_time() - self.start)
+        self.seconds.append(self.now() - self.start)
 
 
 def cost_of(build: Callable[[], Any], step: int, guarded: bool, device: str, memory: bool) -> tuple[float, float]:
     """Return the seconds of a step, and the peak of the run in MiB (0 if it is not asked for)."""
-    made, clock = build(), Clock()
+    made, clock = build(), Clock(device)
     made.add_callback(clock)
     if guarded:
         made.add_callback(guards.StepGuard(made, every=step))
@@ -162,9 +169,10 @@ def cost(device: str) -> None:
 
 def large(device: str) -> None:
     """Measure the same at the shape of Qwen2-0.5B, at the first step: 8 completions of 32 tokens."""
-    free = psutil.virtual_memory().available / 2**30
-    if free < LARGE_GIB:
-        print(f"cost, Qwen2-0.5B: NOT RUN, {free:.0f} GiB are free of {LARGE_GIB}", flush=True)
+    is_card = torch.device(device).type == "cuda"
+    free = (torch.cuda.mem_get_info(device)[0] if is_card else psutil.virtual_memory().available) / 2**30
+    if free < (need := LARGE_GIB[is_card]):
+        print(f"cost, Qwen2-0.5B: NOT RUN, {free:.0f} GiB are free of {need}", flush=True)
         return
 
     def build() -> Any:

@@ -3,13 +3,16 @@
     make gpu NAME=h100 PYTHON=/path/to/python               in a Python with a CUDA torch: it needs no network
     make gpu NAME=h100 PYTHON=/path/to/python SITES=sites   the stacks too: sites/trl-0.14 and so on, sites/today
 
-A folder of SITES holds what `pip install --target` put there, on a machine with a network; torch is PYTHON's own.
+A folder of SITES holds what `pip install --target` put there, on a machine with a network; torch is PYTHON's own. Where
+the machine has one itself, tools/rented.py installs the stacks, and runs all parts.
 
 What a step came to is written to part_N.json as soon as it ends: PASS, FAIL, or NOT RUN where this machine or Python
 lacks something. The benchmarks write their own files, and README.md shows their figures beside the CPU's.
 """
 
 import argparse
+import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -67,7 +70,10 @@ def parts(out: pathlib.Path) -> list[list[Step]]:
 
 def environment(folder: pathlib.Path, sites: list[pathlib.Path]) -> pathlib.Path:
     """Return a new environment's Python, which finds the course, then these folders, then this Python's libraries."""
-    paths = [ROOT / "helpers", *(path.resolve() for path in sites), sysconfig.get_paths()["purelib"]]
+    own = dict.fromkeys([sysconfig.get_paths()["purelib"]])
+    if torch := importlib.util.find_spec("torch"):  # a user's own folder may have it
+        own[str(pathlib.Path(torch.origin).parents[1])] = None
+    paths = [ROOT / "helpers", *(path.resolve() for path in sites), *own]
     # Not a plain path on each line, for the .pth files in there count too: setuptools brings distutils by one.
     text = "import site; " + "; ".join(f"site.addsitedir({str(path)!r})" for path in paths) + "\n"
     if any(file.read_text() == text for file in folder.glob("lib/python*/site-packages/paths.pth")):
@@ -80,6 +86,32 @@ def environment(folder: pathlib.Path, sites: list[pathlib.Path]) -> pathlib.Path
     (course / "entry_points.txt").write_text("[failurelab.commands]\ncourse = failurelab_course.cli:run\n")
     (site / "paths.pth").write_text(text)
     return folder / "bin" / "python"
+
+
+def install_eras(without: list[str]) -> None:
+    """Install the locks around this Python's torch, which stays as it is, each into an environment of its own.
+
+    What an earlier call installed is kept.
+
+    Raises:
+        EraError: a lock could not be installed; one line, with the next step.
+    """
+    from failurelab_course import eras
+    from failurelab_course.eras import install
+
+    ours = ROOT / ".course" / "gpu" / "env"
+    known = [dataclasses.replace(era, folder=ours if era.name == eras.TODAY else era.folder) for era in eras.known()]
+    known = [era for era in known if era.name not in without]
+    for era in known:
+        if era.status != "ready":
+            print(f"era {era.name}: {era.lock.read_text().count('==')} packages, a minute or two", flush=True)
+            words = ["pip", "install", "--quiet", "--compile-bytecode", "--no-deps", "--python"]
+            python = environment(era.folder, [])
+            install.run_step([install.uv(), *words, str(python), "-r", str(era.lock)], era.lock.name, era)
+            install.mark(era, era.folder)
+    for era in known:
+        if not era.is_finished:
+            install.build_operation(era)
 
 
 def own_python(sites: pathlib.Path | None = None) -> pathlib.Path:
@@ -96,11 +128,31 @@ def own_python(sites: pathlib.Path | None = None) -> pathlib.Path:
     return environment(ROOT / ".course" / "gpu" / "env", today)
 
 
+def tell_minutes(steps: list[Step]) -> str:
+    """Return how long a part takes: what its steps took on the cards whose evidence is here."""
+
+    def plain(name: str) -> str:  # without the card's name, and this folder
+        return re.sub(r"(?<=\.course/gpu/)[^/ ]+|(?<=evidence/)[^/ ]+", "", name.replace(f"{ROOT}{os.sep}", ""))
+
+    known = {
+        plain(name): step["seconds"]
+        for file in sorted((ROOT / "evidence").glob("*/part_*.json"))
+        for name, step in json.loads(file.read_text()).items()
+        if step["outcome"] == "PASS" and step["seconds"]
+    }
+    seconds = [known[name] for name in (plain(" ".join(step)) for step in steps) if name in known]
+    told = f"{len(steps)} steps, at most {LIMIT // 60} minutes at a time"
+    if not seconds:
+        return f"{told}; how long they take was not measured yet"
+    return f"{told}; {len(seconds)} of them took {sum(seconds) / 60:.0f} minutes on a card before"
+
+
 def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit: float = LIMIT) -> bool:
     """Run the steps that have not ended yet, until the time is over; return whether all have ended."""
     done = json.loads(file.read_text()) if file.is_file() else {}
     end, fresh = time.monotonic() + limit, True
     jupyter = os.pathsep.join([*filter(None, [os.environ.get("JUPYTER_PATH")]), f"{sys.prefix}/share/jupyter"])
+    path = f"{pathlib.Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # ninja
     for step in steps:
         name = " ".join(step).replace(f"{ROOT}{os.sep}", "")
         if name in done:
@@ -112,7 +164,7 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
         process = subprocess.Popen(
             [python, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
-            env=os.environ | {"FAILURELAB_ERA": "today", "JUPYTER_PATH": jupyter},
+            env=os.environ | {"FAILURELAB_ERA": "today", "JUPYTER_PATH": jupyter, "PATH": path},
         )  # fmt: skip
         try:
             lines = process.communicate(timeout=end - started)[0].strip().splitlines() or [""]
@@ -168,6 +220,29 @@ def _figures(file: pathlib.Path) -> dict[Step, str]:
     }
 
 
+def look(sites: pathlib.Path | None) -> str:
+    """Return why the parts cannot run in this Python, with the next step; empty if they can."""
+    ours = ROOT / ".venv"
+    if sites and (ours.exists() or not sites.is_dir()):
+        why = ".venv is here, and has its own stacks" if ours.exists() else f"{sites} is no folder"
+        return f"{why}. Next: make gpu without SITES="
+    if sites:
+        sys.path.insert(0, str(sites / "today"))
+        os.environ["JUPYTER_PATH"] = str((sites / "today" / "share" / "jupyter").resolve())
+    sys.path.insert(0, str(ROOT / "helpers"))
+    try:
+        from failurelab_course.experiments import devices
+
+        devices.require_memory(GIB, devices.resolve("cuda"), "make gpu")
+    except ImportError as error:
+        return f"{sys.executable}: {error}. Next: make gpu PYTHON=one that has torch"
+    except devices.TierError as error:
+        return str(error).replace(", or run with --device cpu", "").replace("--model tiny, or ", "")
+    if ours.exists() and pathlib.Path(sys.prefix).resolve() != ours.resolve():
+        return ".venv is here, and the course runs in that one. Next: make gpu without PYTHON="
+    return ""
+
+
 def main(words: list[str] | None = None) -> int:
     """Run the command; return its exit status: 1 where steps are left, 3 where no card can be used."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -175,37 +250,19 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--name", default="gpu")
     parser.add_argument("--sites", type=pathlib.Path, help="a folder of stacks, each made by pip install --target")
     options = parser.parse_args(words)
-    ours = ROOT / ".venv"
-    if options.sites and (ours.exists() or not options.sites.is_dir()):
-        why = ".venv is here, and has its own stacks" if ours.exists() else f"{options.sites} is no folder"
-        print(f"ERROR {why}. Next: make gpu without SITES=", file=sys.stderr)
-        return 3
-    if options.sites:
-        sys.path.insert(0, str(options.sites / "today"))
-        os.environ["JUPYTER_PATH"] = str((options.sites / "today" / "share" / "jupyter").resolve())
-    sys.path.insert(0, str(ROOT / "helpers"))
-    try:
-        from failurelab_course.experiments import devices
-
-        devices.require_memory(GIB, devices.resolve("cuda"), "make gpu")
-    except ImportError as error:
-        print(f"ERROR {sys.executable}: {error}. Next: make gpu PYTHON=one that has torch", file=sys.stderr)
-        return 3
-    except devices.TierError as error:
-        print(
-            f"ERROR {str(error).replace(', or run with --device cpu', '').replace('--model tiny, or ', '')}",
-            file=sys.stderr,
-        )
-        return 3
-    if ours.exists() and pathlib.Path(sys.prefix).resolve() != ours.resolve():
-        print("ERROR .venv is here, and the course runs in that one. Next: make gpu without PYTHON=", file=sys.stderr)
+    if problem := look(options.sites):
+        print(f"ERROR {problem}", file=sys.stderr)
         return 3
     out = ROOT / "evidence" / options.name
     out.mkdir(parents=True, exist_ok=True)
-    python = pathlib.Path(sys.executable) if ours.exists() else own_python(options.sites)
+    python = pathlib.Path(sys.executable) if (ROOT / ".venv").exists() else own_python(options.sites)
     left = []
-    for number, steps in enumerate(parts(out), 1):
-        if options.part in (None, number) and not run_part(steps, out / f"part_{number}.json", python):
+    every = parts(out)
+    for number, steps in enumerate(every, 1):
+        if options.part not in (None, number):
+            continue
+        print(f"part {number} of {len(every)}: {tell_minutes(steps)}", flush=True)
+        if not run_part(steps, out / f"part_{number}.json", python):
             left.append(f"make gpu NAME={options.name} PART={number}")
     (out / "README.md").write_text(page(out))
     print(f"{out / 'README.md'} is written. Next: {', then '.join(left) or 'read it'}")

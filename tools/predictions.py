@@ -37,12 +37,14 @@ def judge(prediction: dict[str, Any], out: pathlib.Path, cpu: pathlib.Path) -> t
     """
     name = f"{prediction['benchmark']}.json"
     here, there = (read_figures(folder / name, prediction["case"], prediction["figure"]) for folder in (out, cpu))
-    asked = {key: value for key, value in here.items() if "within" not in prediction or key in there}
+    compared = {"within", "within_share"} & prediction.keys()
+    asked = {key: value for key, value in here.items() if not compared or key in there}
     if not asked:
         return "NOT RUN", f"`benchmarks/{prediction['benchmark']}.py --device cuda --out evidence/{out.name}`"
     outside = {}
     for key, value in asked.items():
-        if "within" in prediction and not abs(value - there[key]) <= prediction["within"]:
+        width = prediction.get("within", prediction.get("within_share", 0) * abs(there.get(key, 0)))
+        if compared and not abs(value - there[key]) <= width:
             outside[key] = f"{there[key]:.4g} on the CPU, {value:.4g} here"
         elif not prediction.get("at_least", value) <= value <= prediction.get("at_most", value):
             outside[key] = f"{value:.4g}"
@@ -57,8 +59,9 @@ def describe(out: pathlib.Path, cpu: pathlib.Path = ROOT / "evidence" / "cpu") -
     lines = list(HEAD)
     for prediction in tomllib.loads(FILE.read_text(encoding="utf-8"))["prediction"]:
         outcome, figures = judge(prediction, out, cpu)
-        bands = {"within": "the CPU's ± {}", "at_least": "at least {}", "at_most": "at most {}"}
-        (band,) = [text.format(f"{prediction[key]:g}") for key, text in bands.items() if key in prediction]
+        bands = {"within": "the CPU's ± {:g}", "within_share": "the CPU's ± {:.0%}"}
+        bands |= {"at_least": "at least {:g}", "at_most": "at most {:g}"}
+        (band,) = [text.format(prediction[key]) for key, text in bands.items() if key in prediction]
         lines.append(f"| {prediction['says']} | {band} | {outcome} | {figures} |")
     return lines
 

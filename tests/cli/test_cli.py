@@ -192,6 +192,26 @@ def test_a_gpu_is_told_with_its_driver(monkeypatch):
     monkeypatch.setattr(machine, "_asked", lambda device: dict(card))
     found = machine.describe("auto")
     assert machine.line(found).startswith("tier: gpu, NVIDIA Pretended, 80 GiB, driver 580.1.2, CUDA 13.0, torch ")
+    monkeypatch.setattr(machine, "_asked", lambda device: card | {"bfloat16": False})
+    assert ", 80 GiB, bfloat16 emulated, driver 580.1.2, " in machine.line(machine.describe("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "works", "gpus"),
+    [("cpu", None, True, ""), ("cuda", None, True, "0,1"), ("auto", "3, 1,0", True, "3, 1"), ("cuda", None, False, "")],
+)
+def test_two_processes_take_two_gpus_where_they_are_there(monkeypatch, device, visible, works, gpus):
+    asked = []
+    monkeypatch.setattr(
+        machine.subprocess,
+        "run",
+        lambda *words, **_: asked.append(words) or types.SimpleNamespace(returncode=not works),
+    )
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.two_gpus(device) == gpus and bool(asked) == (device != "cpu")
 
 
 @pytest.mark.parametrize(

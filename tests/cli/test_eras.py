@@ -1,5 +1,6 @@
 """Eras: made whole or not at all, found broken, and every refusal one line with a next step."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -66,6 +67,59 @@ def test_an_era_is_made_once_and_its_kernel_is_offered(course):
     install.create(["old"], say=said.append)
     assert (course / "uv.log").read_text() == calls
     assert said[-1] == "era old: ready"
+
+
+def test_operations_are_built_when_all_eras_are_made(course, monkeypatch):
+    for suffix in ("in", "txt"):
+        (course / "eras" / f"older.{suffix}").write_text("six==1.15.0\n")
+    ready = []
+    monkeypatch.setattr(install, "build_operation", lambda era, say: ready.append(eras.find("older").status))
+    install.create(["old", "older"], str)
+    assert ready == ["ready", "ready"]
+
+
+def test_who_needs_deepspeeds_operation_waits_for_it(course, monkeypatch):
+    """The era is ready before it: others do not wait."""
+    install.create(["old"], str, operation=False)
+    (course / ".eras" / ".old.lock").write_text("era old: DeepSpeed's operation for the CPU is built")
+    with open(course / ".eras" / ".old.lock") as setup:
+        fcntl.flock(setup, fcntl.LOCK_EX)
+        said = []
+        assert not eras.find("old", wait=said.append).has_zero3 and not said
+
+        def end(seconds):
+            install.mark(eras.find("old"), course / ".eras" / "old", zero3=True)
+
+        monkeypatch.setattr(eras.time, "sleep", end)
+        assert eras.find("old", wait=said.append, operation=True).has_zero3
+    assert said == ["era old: DeepSpeed's operation for the CPU is built"]
+
+
+def test_deepspeed_is_told_of_gpus_that_it_can_build_for_and_see(course, monkeypatch):
+    """The operation for the CPU is built for the CPU all the same, with which notebook 06 and preflight run."""
+    nvcc = course / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(course / "cuda"))
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(eras.os.path, "exists", lambda path: True)
+    era = eras.find("old", ready=False)
+    for hidden, told in ((None, "cuda"), ("0", "cuda"), ("", "cpu"), ("-1", "cpu")):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if hidden is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert era.variables["DS_ACCELERATOR"] == told
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    era.lock.write_text("deepspeed==0.16.4\n")
+    era.folder.mkdir(parents=True)
+    asked = []
+    monkeypatch.setattr(install.shutil, "which", lambda name: name)
+    monkeypatch.setattr(
+        install, "run", lambda era, words, **options: asked.append(options) or subprocess.CompletedProcess(words, 0)
+    )
+    install.build_operation(era, str)
+    assert asked[0]["env"] == {"DS_ACCELERATOR": "cpu"} and era.has_zero3
 
 
 def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):

@@ -3,7 +3,9 @@
 import base64
 import io
 import json
+import os
 import re
+import subprocess
 import sys
 
 import nbformat
@@ -126,6 +128,15 @@ def test_the_set_up_works_in_an_era():
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, 1, [7.5, 3.6], False]
     assert sys.executable != str(era.python)
+
+
+@pytest.mark.slow
+def test_where_auto_is_the_cpu_a_line_says_why():
+    code = "from failurelab_course import notebook; print(notebook.setup(device='auto')); notebook.setup(device='cpu')"
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    line, device = done.stdout.splitlines()
+    assert line.startswith("device auto is the CPU: ") and "Next: " in line and device == "cpu"
 
 
 def test_a_log_is_lines_without_a_clock(capsys):

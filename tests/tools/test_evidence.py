@@ -94,12 +94,12 @@ def test_a_file_that_is_none_is_named(tmp_path, text):
         recording.read_file(path)
 
 
-def record(folder, body, *names, chosen=None):
+def record(folder, body, *names, chosen=None, add=False):
     """Run a script as a benchmark of these eras, into the folder; return the exit status."""
     script = folder / "planted.py"
     script.write_text(body)
     docstring = f"Planted.\n\nEras: {', '.join(names)}.\n"
-    return recording.record_in_eras(script, docstring, [], "cpu", folder / "out", chosen)
+    return recording.record_in_eras(script, docstring, [], "cpu", folder / "out", chosen, add)
 
 
 def test_an_era_that_is_run_alone_leaves_the_others_records(tmp_path):
@@ -116,6 +116,17 @@ def test_an_era_that_is_run_alone_leaves_the_others_records(tmp_path):
     assert record(tmp_path, body.replace("sampled", "other"), "trl-0.14", "today", chosen=["today"]) == 0
     kept, new = recording.read_file(tmp_path / "out" / "planted.json")
     assert kept == there[0] and set(new["figures"]) == {"other_before", "other_after", "seconds"}
+
+
+def test_a_case_that_is_measured_again_leaves_the_others_records(tmp_path):
+    body = "import os, pathlib\npathlib.Path(os.environ['FAILURELAB_EVIDENCE'], '1.jsonl').write_text({!r})"
+    first, second, again = (json.dumps(make_record(case=case, seed=seed)) for case, seed in zip("aba", (0, 1, 2)))
+    for line in (first, second, again):
+        assert record(tmp_path, body.format(line), "today", add=True) == 0
+    kept = {(each["case"], each["seed"]) for each in recording.read_file(tmp_path / "out" / "planted.json")}
+    assert kept == {("a", 2), ("b", 1)}
+    assert record(tmp_path, body.format(first), "today") == 0
+    assert len(recording.read_file(tmp_path / "out" / "planted.json")) == 1
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_figures_stand_beside_the_cpu_s(tmp_path, monkeypatch):
     assert (
         "| learning | today | a step | seconds | 1.5 | 0.25 |" in lines and "| 2 | `x` | NOT RUN | 2 | a/b |" in lines
     )
-    assert not any("rows" in line for line in lines) and any(
+    assert not any("| rows |" in line for line in lines) and any(
         line.startswith("1 figures are the CPU's") for line in lines
     )
 
@@ -135,6 +135,8 @@ def evidence(folder, name, **figures):
         ({"within": 0.1}, [1.2, 1.95], "refuted", "1 of 2 outside; today, a: 0: 1 on the CPU, 1.2 here"),
         ({"within": 0.1}, [], "NOT RUN", "`benchmarks/bench.py --device cuda --out evidence/card`"),
         ({"within": 0.1}, [float("nan"), 1.95], "refuted", "1 of 2 outside; today, a: 0: 1 on the CPU, nan here"),
+        ({"within_share": 0.05}, [1.04, 1.95], "held", "2 of 2"),
+        ({"within_share": 0.05}, [1.04, 2.2], "refuted", "1 of 2 outside; today, a: 1: 2 on the CPU, 2.2 here"),
         ({"at_least": 1.5}, [1.2, 1.95], "refuted", "1 of 2 outside; today, a: 0: 1.2"),
         ({"at_most": 2}, [1.2, 1.95], "held", "2 of 2"),
         ({"at_most": 2}, [float("nan"), 1.95], "refuted", "1 of 2 outside; today, a: 0: nan"),

@@ -1,9 +1,11 @@
 """What runs in any stack: records, peaks of memory, devices and why none can be used, expected failures, families."""
 
+import contextlib
 import copy
 import json
 import math
 import os
+import types
 import warnings
 
 import pytest
@@ -190,6 +192,18 @@ def test_a_working_card_is_taken(card):
     assert devices.resolve("cuda:0") == "cuda:0"
     with pytest.raises(devices.TierError, match=r"sees 1 GPU"):
         devices.resolve("cuda:1")
+
+
+@pytest.mark.parametrize(("capability", "in_units"), [((7, 5), False), ((8, 0), True)])
+def test_a_bfloat16_that_torch_emulates_is_told_from_one_in_units(card, capability, in_units):
+    """A T4 makes such tensors, so torch says that it supports them."""
+    card.setattr(torch.cuda, "mem_get_info", lambda *_: (15 * devices.GIB, 16 * devices.GIB))
+    card.setattr(torch.cuda, "is_available", lambda: True)
+    card.setattr(torch.cuda, "current_device", lambda: 0)
+    card.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda _: True)
+    card.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    card.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(major=capability[0]))
+    assert devices.describe("cuda")["bfloat16"] is in_units
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "tpu"])

@@ -109,8 +109,11 @@ class Era:
     @property
     def is_being_made(self) -> bool:
         """Whether it is not ready yet, and a set-up of it is going on or waits for its turn."""
-        if self.status == "ready":
-            return False
+        return self.status != "ready" and self.is_set_up_now
+
+    @property
+    def is_set_up_now(self) -> bool:
+        """Whether a set-up of it is going on or waits for its turn; of one that is ready, DeepSpeed's operation."""
         try:
             with open(self.setup_file) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -120,7 +123,12 @@ class Era:
 
 
 def _builds_for_gpus() -> bool:
-    """Whether DeepSpeed can be told to use GPUs: up to 0.16 its mere import fails there without a CUDA compiler."""
+    """Whether DeepSpeed can be told to use GPUs: none are hidden, and there is a CUDA compiler.
+
+    Without one its mere import fails up to 0.16. Told to use GPUs that are hidden, it finds none when it trains.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     compiler = shutil.which("nvcc") or os.access(os.path.join(home, "bin", "nvcc"), os.X_OK)
     return os.path.exists("/dev/nvidiactl") and bool(compiler)
@@ -191,13 +199,14 @@ def by_need() -> tuple[list[Era], list[Era]]:
     return [era for era in eras if era.name in first], [era for era in eras if era.name not in first]
 
 
-def find(name: str, *, ready: bool = True, wait=None) -> Era:
+def find(name: str, *, ready: bool = True, wait=None, operation: bool = False) -> Era:
     """Return the era called `name`.
 
     Args:
         name: the era's.
         ready: whether it has to be made.
         wait: while a set-up makes the era, wait for that, and call this with each line that the set-up says.
+        operation: wait for DeepSpeed's operation too, which a set-up builds last.
 
     Raises:
         EraError: no era is called so (the message lists those that are); or, if `ready`, it has not been made.
@@ -206,7 +215,7 @@ def find(name: str, *, ready: bool = True, wait=None) -> Era:
     if name not in eras:
         raise EraError(f"unknown era {name!r}: the eras are {', '.join(eras)}")
     era, line = eras[name], ""
-    while wait and era.is_being_made:
+    while wait and (era.is_being_made or (operation and not era.is_finished and era.is_set_up_now)):
         if era.setup_line != line:
             line = era.setup_line
             wait(line)

@@ -129,12 +129,15 @@ def describe(device: str) -> dict[str, object]:
     if device == "cpu":
         return machine.CPU
     total = torch.cuda.mem_get_info(device)[1]
+    with torch.cuda.device(device):  # unasked, torch counts a bfloat16 that it emulates: a T4 has no units for it
+        in_units = torch.cuda.is_bf16_supported(including_emulation=False)
     return {
         "device": device,
         "name": torch.cuda.get_device_name(device),
         "driver": driver(),
         "cuda": torch.version.cuda,
         "memory_gib": round(total / GIB, 1),
+        "bfloat16": in_units,
     }
 
 

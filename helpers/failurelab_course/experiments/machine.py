@@ -7,6 +7,7 @@ some hundred MiB of it until the process ends.
 import functools
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import re
@@ -21,7 +22,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(?::(\d+))?")
 _LIBRARIES = (*LIBRARIES, "datasets")
 # What decides how a CPU computes with bfloat16, and how wide: two processors without the same round differently.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
-CPU = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
+CPU = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": ""}
+CPU |= {"memory_gib": None, "bfloat16": None}
 _ASK = (
     "import json, sys; from failurelab_course.experiments import devices; "
     "print(json.dumps(devices.describe(sys.argv[1])))"
@@ -60,7 +62,8 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
     Returns:
         `device` (resolved: `cpu`, `cuda` or `cuda:N`), `name` (the processor or card), `driver` and `cuda` (empty on a
-        CPU), `memory_gib` (of the card; None on a CPU), and `versions` of Python and today's libraries.
+        CPU), `memory_gib` (of the card; None on a CPU), `bfloat16` (whether the card has units for it, or torch
+        emulates it; None on a CPU), and `versions` of Python and today's libraries.
 
     Raises:
         TierError: `device` is none, or cannot be used here.
@@ -76,6 +79,21 @@ def _asked(device: str) -> dict[str, Any]:
         return json.loads(done.stdout.splitlines()[-1])
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     raise TierError(re.sub(r"^[\w.]*TierError: ", "", last))
+
+
+def two_gpus(device: str) -> str:
+    """Return the GPUs that two processes take, as CUDA_VISIBLE_DEVICES names them: for scripts that torchrun starts.
+
+    Empty, so that they stay on the CPU, where `device` is the CPU or there are no two GPUs that compute. Ask before
+    `notebook.setup`, which hides all but one from this process and from those that it starts.
+    """
+    if device == "cpu":
+        return ""
+    code = "import torch\nfor number in (0, 1):\n    torch.zeros(1, device=f'cuda:{number}').add_(1).item()"
+    if subprocess.run([sys.executable, "-c", code], capture_output=True).returncode:
+        return ""
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return ",".join(seen[:2] or ["0", "1"])
 
 
 def processor(cpuinfo: str = "") -> str:
@@ -110,6 +128,7 @@ def line(description: dict[str, Any]) -> str:
     tier = "cpu" if description["device"] == "cpu" else "gpu"
     words = [f"tier: {tier}", description["name"]]
     words += [f"{description['memory_gib']:.0f} GiB"] if description["memory_gib"] else []
+    words += ["bfloat16 emulated"] if description.get("bfloat16") is False else []
     words += [f"driver {description['driver']}"] if description["driver"] else []
     words += [f"CUDA {description['cuda']}"] if description["cuda"] else []
     shown = [name for name in ("torch", "transformers", "trl") if name in description["versions"]]

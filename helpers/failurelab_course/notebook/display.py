@@ -70,7 +70,7 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> st
 
     Raises:
         EraError: eras are named, and the course's repository is not there, or they have not been made.
-        NotRun: `device` is a GPU, and none works; says why, and the next step.
+        NotRun: `device` is a GPU, and none works; says why, and the next step. (`auto` is the CPU then, and says so.)
     """
     if eras := list(eras):
         stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
@@ -94,11 +94,14 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> st
     torch.manual_seed(seed)
     numpy.random.seed(seed)
     matplotlib.style.use(STYLE)
+    asked = device
     try:
         device = devices.resolve(_only(device))
     except devices.TierError as error:
         not_run(str(error))
     if observe.era() == "today":
+        if (asked, device) == ("auto", "cpu"):
+            print(f"device auto is the CPU: {devices.gpu_problem()}")
         from IPython import get_ipython
 
         from failurelab_course.notebook import log_lines, magics

@@ -1,0 +1,144 @@
+"""Badges and the address of the course: from CITATION.cff, and nowhere a link that leads nowhere."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from tools import badges
+
+from failurelab_course import eras
+
+ADDRESS = "https://github.com/someone/grpo-failure-lab"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """The files that the address is written into, as they are here, without one."""
+    for name in ("README.md", "docs/hosted.md", "docs/gpu.md", "docs/zh/README.md", "tools/rented.py", "CITATION.cff",
+                 "notebooks/00_start_here.ipynb", "notebooks/09_rounded_away.ipynb"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(eras.root() / name, tmp_path / name)
+    monkeypatch.setattr(badges, "ROOT", tmp_path)
+    address(tmp_path, "")
+    badges.main([])
+    return tmp_path
+
+
+def address(root, value):
+    """Set the repository's address in CITATION.cff, or take it away."""
+    lines = [line for line in (root / "CITATION.cff").read_text().splitlines() if "repository-code" not in line]
+    lines += [f"repository-code: {value}"] if value else []
+    (root / "CITATION.cff").write_text("\n".join(lines) + "\n")
+
+
+def texts(root):
+    return {str(path.relative_to(root)): path.read_text() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def cells(root, name):
+    return nbformat.read(root / "notebooks" / f"{name}.ipynb", 4).cells
+
+
+def test_without_an_address_nothing_links_to_one(root, capsys):
+    assert badges.main(["--check"]) == 0 and "no address" in capsys.readouterr().out
+    for name, text in texts(root).items():
+        assert "colab-badge" not in text and "kernels/welcome" not in text, name
+        assert "COLAB_RELEASE_TAG" not in text, name
+    assert "git clone ADDRESS-OF-THIS-REPOSITORY" in (root / "README.md").read_text()
+
+
+def test_an_address_is_written_everywhere_and_taken_back(root, capsys):
+    before = texts(root)
+    address(root, f"'{ADDRESS}.git'")
+    assert badges.main(["--check"]) == 1
+    stale = capsys.readouterr().out
+    assert all(name in stale for name in ("README.md", "00_start", "09_", "hosted.md", "rented.py", "zh/README"))
+    assert badges.main([]) == 0 and badges.main(["--check"]) == 0
+    after = texts(root)
+    assert not any("ADDRESS-OF-THIS-REPOSITORY" in text for text in after.values())
+    assert f'COURSE = "{ADDRESS}/archive/main.tar.gz"' in after["tools/rented.py"]
+    readme = after["README.md"]
+    assert f"git clone {ADDRESS} grpo-failure-lab" in readme
+    assert readme.count("main/notebooks/00_start_here.ipynb)") == 2
+    title, line, *text = cells(root, "09_rounded_away")[0].source.split("\n\n")
+    place = "someone/grpo-failure-lab/blob/main/notebooks/09_rounded_away.ipynb)"
+    assert line.count(place) == 2 and f"colab.research.google.com/github/{place}" in line
+    was = "".join(json.loads(before["notebooks/09_rounded_away.ipynb"])["cells"][0]["source"])
+    assert "\n\n".join([title, *text]) == was
+    address(root, "")
+    assert badges.main([]) == 0
+    assert {**texts(root), "CITATION.cff": ""} == {**before, "CITATION.cff": ""}
+
+
+@pytest.mark.parametrize("value", ["http://example.org/a/b", "https://github.com/someone", "git@github.com:a/b.git"])
+def test_an_address_that_no_badge_can_open_is_one_line(root, value, capsys):
+    before = texts(root)
+    address(root, value)
+    assert badges.main([]) == 1
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert value.removesuffix(".git") in line and "Next: repository-code: https://github.com/OWNER/NAME" in line
+    assert {**texts(root), "CITATION.cff": ""} == {**before, "CITATION.cff": ""}
+
+
+def run(source, folder, monkeypatch, **variables):
+    """Run what first cells share, where the package is not installed; return the line that it ends in."""
+    monkeypatch.chdir(folder)
+    for name in ("FAILURELAB_HOME", "FAILURELAB_COURSE", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ImportError) as raised:
+        exec("try:\n    import failurelab_that_is_not_here\n" + source, {})
+    (line,) = raised.value._render_traceback_()
+    assert "\n" not in line
+    return line
+
+
+def test_the_first_cell_says_in_a_line_why_the_course_did_not_come(tmp_path, monkeypatch):
+    """No address, no file, a file cut off in the middle, and one that holds no course."""
+    source = badges.make_fetch("")
+    assert "clone this course" in run(source, tmp_path, monkeypatch)
+    gone = (tmp_path / "gone.tar.gz").as_uri()
+    assert f"{gone} did not bring the course" in run(source, tmp_path, monkeypatch, FAILURELAB_COURSE=gone)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "noise").write_bytes(bytes(range(256)) * 400)
+    other = shutil.make_archive(str(tmp_path / "other"), "gztar", tmp_path, "folder")
+    cut = tmp_path / "cut.tar.gz"
+    cut.write_bytes(pathlib.Path(other).read_bytes()[:200])
+    for file in (other, str(cut)):
+        line = run(source, tmp_path, monkeypatch, FAILURELAB_COURSE=f"file://{file}")
+        assert "did not bring the course" in line and "run this again" in line
+
+
+def test_the_first_cell_brings_the_course_and_prepares_it(tmp_path):
+    """In a Python that knows nothing of it, from an archive as a repository's host packs it."""
+    package = tmp_path / "lab-main" / "helpers" / "failurelab_course"
+    (package / "eras").mkdir(parents=True)
+    (tmp_path / "lab-main" / "eras").mkdir()
+    for name, text in (("__init__", ""), ("notebook", "print('opened')"), ("eras/__init__", ""),
+                       ("eras/hosted", "def prepare(): print('prepared')")):  # fmt: skip
+        (package / f"{name}.py").write_text(text)
+    source = shutil.make_archive(str(tmp_path / "lab"), "gztar", tmp_path, "lab-main")
+    (tmp_path / "alone").mkdir()
+    code = "try:\n    from failurelab_course import notebook\n" + badges.make_fetch("")
+    code += "    from failurelab_course import notebook\n"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("FAILURELAB", "PYTHON"))}
+    for _ in range(2):  # again after one that was cut off, over what is there
+        done = subprocess.run(
+            [sys._base_executable, "-I", "-S", "-c", code], cwd=tmp_path / "alone", capture_output=True, text=True,
+            env=variables | {"FAILURELAB_COURSE": f"file://{source}"},
+        )  # fmt: skip
+        assert done.stdout.split() == ["prepared", "opened"], done.stderr
+
+
+def test_only_a_hosted_runtime_fetches_unasked(tmp_path, monkeypatch):
+    source = badges.make_fetch(f"file://{tmp_path}/there")
+    assert "clone this course" in run(source, tmp_path, monkeypatch)
+    for name in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
+        line = run(source, tmp_path, monkeypatch, **{name: "x"})
+        assert "there/archive/main.tar.gz did not bring the course" in line
