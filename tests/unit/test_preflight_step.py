@@ -45,16 +45,21 @@ def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_
     """
     held = judge(online_dpo(model, tokenizer, tmp_path))
     assert held["F21"].verdict is Verdict.HELD and "F15" not in held
-    found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
+    added = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
+    assert added.verdict is Verdict.HELD and "AdamW cancels a constant size" in added.evidence
+    options = {"gradient_accumulation_steps": 2, "optim": "sgd"}
+    found = judge(online_dpo(model, tokenizer, tmp_path, **options))["F21"]
     assert found.verdict is Verdict.SUSPECTED and "micro-batches are added" in found.evidence
     assert dict(found.undo.values) == {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
 
 
 @pytest.mark.parametrize(
-    ("transformers_version", "failure"), [("4.47.1", "F20"), ("4.48.0", "F21")], ids=["release adds", "release divides"]
+    ("transformers_version", "failure", "verdict"),
+    [("4.47.1", "F20", Verdict.SUSPECTED), ("4.48.0", "F21", Verdict.HELD)],
+    ids=["release adds", "release divides"],
 )
 def test_batches_that_a_release_adds_are_its_own(
-    transformers_version, failure, model, tokenizer, tmp_path, monkeypatch
+    transformers_version, failure, verdict, model, tokenizer, tmp_path, monkeypatch
 ):
     """As trl 0.14 with transformers 4.46 and 4.47: F20, of which the registry has the releases, and no script's fault.
 
@@ -67,8 +72,8 @@ def test_batches_that_a_release_adds_are_its_own(
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or version(name))
     found = judge(made)
-    assert found[failure].verdict is Verdict.SUSPECTED and "the release's own trainer" in found[failure].evidence
-    assert found["F15"].verdict is Verdict.SUSPECTED and found[failure].undo is not None
+    assert found[failure].verdict is verdict
+    assert found["F15"].verdict is Verdict.SUSPECTED and (found[failure].undo is not None) == (failure == "F20")
 
 
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):

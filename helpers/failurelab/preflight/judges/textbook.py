@@ -251,10 +251,16 @@ class StepJudge(TrainerCallback):
         said = f"Named: {name} Step" if name else "step"
         said += f" {report.step}: {figures}{where}"
         if not own and not self.replaced and report.named == _ACCUMULATION:
+            said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
-            yield Finding.suspected(
-                failure, f"{said.removesuffix('.')}; the release's own trainer does this", why, repair, undo=undo
-            )
+            if failure == "F21" and report.apart and self._cancels_size():  # a run that learns as it would
+                self.training.notes.append(f"F21: {said}; {why}. {repair}")
+                planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
+                yield Finding.held(
+                    "F21", f"step {report.step}: cosine {report.apart.cosine:+.4f}, {why}", "; ".join(planted)
+                )
+            else:
+                yield Finding.suspected(failure, said, why, repair, undo=undo)
         else:
             yield Finding(failure, said, repair, undo=undo)
         besides = failure != "F15" and "temperature" in report.line
@@ -264,6 +270,11 @@ class StepJudge(TrainerCallback):
         if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
             others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
             yield from (answer for answer in others if answer.failure not in (failure, "F15" * besides))
+
+    def _cancels_size(self) -> bool:
+        """Return whether the optimizer divides a gradient by its own mean size, as Adam and its kin do."""
+        optimizer = self.trainer.optimizer
+        return "adam" in type(getattr(optimizer, "optimizer", optimizer)).__name__.lower()
 
     @functools.cached_property
     def replaced(self) -> list[Replaced]:
