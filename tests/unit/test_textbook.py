@@ -693,6 +693,31 @@ def test_a_planted_mistake_is_named(kind, options, named, since, make):
     assert report.verdict == "FOUND" and report.named == named, str(report)
 
 
+def test_rewards_that_a_trainer_of_ones_own_blends_are_believed_and_a_lost_function_is_not(make):
+    """A bonus for what several completions agree on is no mistake; a function that no longer counts is one."""
+
+    def blended(change):
+        class Blended(trl.GRPOTrainer):
+            def _calculate_rewards(self, *args):
+                return change(super()._calculate_rewards(*args).clone())
+
+        return Blended
+
+    def bonus(rewards):
+        rewards[:, 0] += torch.arange(len(rewards)) % 3 * 0.25
+        return rewards
+
+    def lose(rewards):
+        rewards[:, 0] = 0
+        return rewards
+
+    if not hasattr(trl.GRPOTrainer, "_calculate_rewards"):
+        pytest.skip("rewards are calculated within a larger method in this release")
+    held = compare(make(kind=blended(bonus), **MANY))
+    assert held.verdict == "HELD" and any(line.startswith("the rewards: Blended._") for line in held.not_shown)
+    assert compare(make(kind=blended(lose), **MANY)).verdict == "FOUND"
+
+
 def test_added_batches_are_named_beside_a_temperature_that_is_left_out(make):
     """As trl 0.14 does with transformers 4.46: no temperature in the scores, and micro-batches that are added."""
     made = make(kind=planted(loss=lambda loss: 2 * loss), **FEW)

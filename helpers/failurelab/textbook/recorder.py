@@ -225,10 +225,48 @@ class Recorder:
             return
         self._functions = len(self.trainer.reward_funcs)
         self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
+        name = "_calculate_rewards"
+        own = getattr(type(self.trainer), name, None)
+        if (
+            own is not None
+            and not several()
+            and not self.algorithm.is_paired
+            and own.__module__.partition(".")[0] != "trl"
+        ):
+            stack, what = self._attached, "textbook: rewards as the trainer has them"
+            stack.enter_context(wrap_method(self.trainer, name, self._calculated, what))
         for index, function in enumerate(self.trainer.reward_funcs):
             if isinstance(function, nn.Module):
                 hook = function.register_forward_hook(functools.partial(self._reward_model, index))
                 self._attached.callback(hook.remove)
+
+    def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
+        known = len(self._batches)
+        output = method(*args, **kwargs)
+        if self._listens and len(self._batches) == known + 1:
+            self._safely(self._believe, output)
+        return output
+
+    def _believe(self, rewards: Any) -> None:
+        """Put rewards, (completions, functions), in the place of the functions' own, unless one of these is lost."""
+        rows = self._batches[-1].rows
+        told = torch.as_tensor(rewards, dtype=torch.float32).cpu().tolist()
+        values = [tuple(None if math.isnan(value) else value for value in row) for row in told]
+        if len(values) != len(rows) or any(len(row.rewards) != len(value) for row, value in zip(rows, values)):
+            return
+        if any(
+            len(set(own)) > 1 == len(set(its)) for own, its in zip(zip(*(row.rewards for row in rows)), zip(*values))
+        ):
+            return
+        other = [not _is_same(row.rewards, value) for row, value in zip(rows, values)]
+        if any(other):
+            name = f"{type(self.trainer).__name__}._calculate_rewards"
+            line = (
+                f"the rewards: {name} makes others of those of {sum(other)} of {len(rows)} completions, and is believed"
+            )
+            self._not_seen = [line, *(said for said in self._not_seen if not said.startswith("the rewards"))]
+            self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
 
     def _reward_model(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
         self._safely(self._rewards, index, (), {}, output.logits[:, 0].tolist())
@@ -710,6 +748,12 @@ class Recorder:
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
         return fingerprint(tensors)
+
+
+def _is_same(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
+    """Whether two rows of rewards, one of each function, are the same but for rounding; None is no reward."""
+    pairs = list(zip(one, other))
+    return all(a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
 
 
 def _told_of_run() -> dict[str, Any]:

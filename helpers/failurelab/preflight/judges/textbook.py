@@ -328,6 +328,7 @@ class StepJudge(TrainerCallback):
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
         evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
+        self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
         hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
         if hidden:
             evidence += f". This does not show: {', '.join(hidden)}"
