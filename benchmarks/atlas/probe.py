@@ -346,7 +346,8 @@ def train_in_partitions():
         say(train=f"{type(error).__name__}: {error}")
 
 
-if asked.trainer == "OnlineDPO" and "judge" not in inspect.signature(trainer_class.__init__).parameters:
+if asked.trainer == "OnlineDPO" and "reward_funcs" in inspect.signature(trainer_class.__init__).parameters:
+    # from here on preferences come from rewards, and in some releases a judge alone ends in a TypeError
     rows = rows.remove_columns("answer")
     more |= {"reward_funcs": digits}
 elif asked.trainer == "OnlineDPO":
