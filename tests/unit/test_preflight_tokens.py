@@ -256,6 +256,14 @@ def test_reasoning_in_256_tokens_is_suspected(prompts, limit, kind, model, token
     assert answer.verdict is kind
 
 
+@pytest.mark.parametrize(("shown", "kind"), [("", Verdict.NOT_CHECKED), ("Say <answer>7</answer>.", Verdict.FOUND)])
+def test_tags_of_an_answer_count_where_the_prompt_asks_for_them(shown, kind, model, tokenizer):
+    """A dataset's own wrapping, which the reward function takes off, is in no completion."""
+    given = training(model, tokenizer, [f"{shown}1+6="] * 4, columns={"answer": ["<answer>7</answer>"] * 4},
+                     limits={"max_completion_length": 4})  # fmt: skip
+    assert only(judge_lengths(given), "F11").verdict is kind
+
+
 LONG, SHORT = ({"columns": {"answer": [text] * 4}} for text in ("First one adds, then one is done: 7", "42"))
 BEST = {"best": "<reasoning>Let me think.</reasoning><answer>7</answer>"}
 CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False} for share in (1.0, 0.5))

@@ -32,6 +32,7 @@ _SHORT, _QUESTION = 256, 80  # tokens of a completion, and characters of a quest
 # A model of at most so many parameters is asked itself, with room from so many tokens on: a limit under that is meant
 # for an answer of a word. It is given four times the room, and 512 tokens at most; most of its completions are 3 of 4.
 _SMALL, _ROOM, _MORE, _LONGEST, _MOSTLY = 20_000_000, 32, 4, 512, 0.75
+_TAG = re.compile(r"</?\w+>")
 _ASKED, _TIMES = 4, 4  # prompts, and completions of each
 _REASONING = re.compile(
     r"step[- ]by[- ]step|\breason(s|ing|ed)?\b|<think|<reasoning|\bthink(s|ing)?\b|show your work|\\boxed|\\frac|\\\(|"
@@ -85,7 +86,7 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
     if not limit:
         return
     column = reference_column(rows)
-    texts = [_text(row[column]) for row in rows if row.get(column) is not None] if column else []
+    texts = [_unwrap(row, column) for row in rows if row.get(column) is not None] if column else []
     if texts:
         lengths = [len(ids) for ids in tokenizer_of(training.trainer)(texts, add_special_tokens=False)["input_ids"]]
         # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
@@ -209,6 +210,12 @@ def _drawn(training: Training, rows: Sequence[dict[str, Any]], name: str, limit:
         tried=f"{ended} of {len(lengths)} end within {longer}",
         part="max_completion_length",
     )
+
+
+def _unwrap(row: dict[str, Any], column: str) -> str:
+    """Return a reference answer without tags that its prompt does not show: no completion is asked for these."""
+    prompt, text = _text(row.get("prompt")), _text(row[column])
+    return _TAG.sub(lambda tag: tag[0] if tag[0] in prompt else "", text)
 
 
 def _text(value: Any) -> str:
