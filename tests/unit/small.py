@@ -4,6 +4,7 @@ import contextlib
 import functools
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import peft
@@ -108,7 +109,7 @@ def grpo(model, tokenizer, prompts=("1+1=",), reward=None, **options):
     import datasets
     import trl
 
-    args = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False, **options)
+    args = trl.GRPOConfig(output_dir=tempfile.gettempdir(), report_to=[], use_cpu=True, bf16=False, **options)
     rows = datasets.Dataset.from_dict({"prompt": list(prompts)})
     return trl.GRPOTrainer(
         model=model, reward_funcs=reward or alternate, args=args, train_dataset=rows, processing_class=tokenizer

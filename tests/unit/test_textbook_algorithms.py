@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import tempfile
 
 import pytest
 import torch
@@ -396,7 +397,7 @@ def test_ties_and_pairs_without_a_preference_are_counted():
 
 
 def test_beta_of_an_epoch():
-    args = OnlineDPOConfig("unused", beta=[0.1, 0.2], use_cpu=True, bf16=False, report_to=[])
+    args = OnlineDPOConfig(tempfile.gettempdir(), beta=[0.1, 0.2], use_cpu=True, bf16=False, report_to=[])
     for epoch, beta in ((None, 0.1), (0.9, 0.1), (1.0, 0.2), (7.5, 0.2)):
         state = type("State", (), {"epoch": epoch})()
         trainer = type("Trainer", (), {"args": args, "state": state})()
@@ -422,7 +423,7 @@ def test_what_is_compared_with_grpo_alone_is_no_finding(name, monkeypatch, pairs
 
 def test_loss_types_are_those_of_the_algorithm(monkeypatch):
     monkeypatch.setattr(fields, "NOT_HERE", {})
-    args = OnlineDPOConfig("unused", loss_type="sigmoid", use_cpu=True, bf16=False, report_to=[])
+    args = OnlineDPOConfig(tempfile.gettempdir(), loss_type="sigmoid", use_cpu=True, bf16=False, report_to=[])
     trainer = type("OnlineDPOTrainer", (), {"args": args})()
     assert not any("loss_type" in line for line in fields.why_not(trainer, ("sigmoid", "ipo")))
     assert any("loss_type" in line for line in fields.why_not(trainer))
