@@ -11,7 +11,7 @@ ENTRIES: dict[str, list[Entry]] = {
     "F1 frozen, default": [("F1", 0), ("F1", 2), ("F1", 3)],
     "F1 frozen, reentrant": [("F1", 0), ("F1", 2), ("F1", 3), ("F1", 5)],
     "F1 frozen, non-reentrant": [("F1", 2)],
-    "F1 OnlineDPO frozen, default": [("F1", 1), ("F1", 2)],
+    "F1 OnlineDPO frozen, default": [("F1", 1)],
     "F1 OnlineDPO frozen, non-reentrant": [("F1", 2), ("F1", 3)],
     "F2 peft_config, default": [("F2", 0)],
     "F2 peft_config, non-reentrant": [],
