@@ -679,6 +679,7 @@ def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
     ("functions", "weights", "failure", "words"),
     [
         ([exact, exact], [1.0, -1.0], "F10", "the sum is the same"),
+        ([exact, distance], [0.0, 0.0], "F10", "the sum is the same"),
         ([exact], [-1.0], "F14", "times its weight -1 it has the wrong sign"),
         ([exact, shorter], [-1.0, 1.0], "", ""),  # nobody asked for right answers, as of a tutor who must not tell
         ([exact, penalty_for_answer_alone], None, "", ""),  # a penalty that others outweigh is no wrong sign
@@ -696,7 +697,28 @@ def test_functions_and_their_weights(functions, weights, failure, words, tokeniz
     findings = found(judge(functions, rows, tokenizer, reward_weights=weights))
     assert [finding.failure for finding in findings] == ([failure] if failure else [])
     assert all(words in finding.evidence for finding in findings)
-    assert weights is None or 0.0 not in weights or all(finding.tried for finding in findings)
+    assert weights is None or 0.0 not in weights or not any(weights) or all(finding.tried for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("function", "clip", "verdict", "failure"),
+    [
+        (distance, (0.0, 1.0), Verdict.FOUND, "F10"),  # all rewards are below it, or its lower end
+        (distance, [-200.0, 0.0], Verdict.HELD, "F10"),
+        (distance, (-1000.0, -60.0), Verdict.SUSPECTED, "F14"),  # a right and a wrong number, and less for none
+        (shorter, (-1000.0, -900.0), Verdict.SUSPECTED, "F10"),  # of which nobody knows what is right
+        (exact, None, Verdict.HELD, "F10"),
+        (exact, 10.0, Verdict.HELD, "F10"),  # of old releases, for normalized rewards
+    ],
+)
+def test_a_range_to_which_rewards_are_clipped(function, clip, verdict, failure, tokenizer):
+    given = training(function, processing_class=tokenizer)
+    given.arguments["reward_clip_range"] = clip
+    answers = [answer for answer in judge_rewards(given) if not answer.part]
+    assert (verdict, failure) in [(answer.verdict, answer.failure) for answer in answers]
+    accused = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
+    assert len(accused) == (verdict is not Verdict.HELD)
+    assert all(answer.tried and answer.undo for answer in found(accused))
 
 
 @pytest.mark.parametrize(

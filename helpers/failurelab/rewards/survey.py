@@ -70,6 +70,7 @@ def survey(
     places: Sequence[int] = (),
     opened: str = "",
     drawn: Sequence[str] = (),
+    clip: Sequence[float] = (),
     **options: Any,
 ) -> Survey:
     """Ask each function alone about made-up completions, and judge what the trainer adds up.
@@ -82,6 +83,7 @@ def survey(
         places: of the functions that are asked; all by default.
         opened: what the prompt has written of a completion already.
         drawn: completions of a model, to be asked about too.
+        clip: the least and the most that the trainer lets a sum be; empty where it clips none.
         options: of `Examination`.
     """
     weights = [1.0] * len(functions) if weights is None else list(weights)
@@ -114,7 +116,8 @@ def survey(
     kept = [each for each in completions if sums and all(x.paid[each] != RAISES for x in examined)]
     if kept and any(x.varies for x in examined):
         totals = [sums[each] for each in kept]
-        said += _judge_sum(
+        clipped = list(_judge_clip(kept, totals, clip)) if whole and clip else []
+        said += clipped or _judge_sum(
             examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
         )
         if whole:
@@ -179,6 +182,30 @@ def _totals(examined: Sequence[Examination], completions: Sequence[Completion]) 
 def one_for_all(completions: list[Any], **_: Any) -> list[float]:
     """Pay 1 for every completion: planted, to see whether equal rewards would be seen."""
     return [1.0] * len(completions)
+
+
+def _judge_clip(kept: list[Completion], totals: list[float], clip: Sequence[float]) -> Iterator[Flag]:
+    """Tell a range to which rewards are clipped, where it takes away all that tells completions of a prompt apart."""
+    low, high = clip
+    clipped = [min(max(total, low), high) for total in totals]
+    right, wrong, _ = figures.compare_pairs(kept, totals)
+    known = bool(right or wrong)
+    if figures.is_flat(kept, totals):
+        return
+    what = f"reward_clip_range is ({low:g}, {high:g}), and {len(totals)} made-up completions got {figures.span(totals)}"
+    repair = f"Set a range that holds the rewards, here {min(totals):g} to {max(totals):g}, or none."
+    if figures.is_flat(kept, clipped):
+        what += f": clipped they are {figures.value(clipped)}, the same for all completions of a prompt"
+        tried = f"unclipped the right answer got {right[0][0]:g} and a wrong one {right[0][1]:g}" if right else ""
+        if known:
+            fix = ("arguments", {"reward_clip_range": None})
+            yield Flag("", "F10", "FOUND", what, repair, tried, fault="clip", fix=fix)
+        else:
+            why = "which completion is right is not known, and others than these may lie in the range"
+            yield Flag("", "F10", "SUSPECTED", what, repair, control=why, fault="clip")
+    elif known and not any(figures.compare_pairs(kept, clipped)):
+        what += ": clipped, a right and a wrong one in the same words get the same in each form that was tried"
+        yield Flag("", "F14", "SUSPECTED", what, repair, control="a form that was not tried may differ", fault="clip")
 
 
 def _judge_sum(

@@ -112,6 +112,7 @@ def _survey(
         functions, inputs,
         weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
         drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, limits=_limits(training),
+        clip=_clip_range(training),
         kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
     training.rewards, training.best = result.table, result.best
@@ -204,6 +205,15 @@ def _find_greedy_sampling(training: Training) -> str:
     if (options.get("min_p") or 0) >= 1:
         return f"min_p is {options['min_p']:g}"
     return "do_sample is False" if options.get("do_sample") is False else ""
+
+
+def _clip_range(training: Training) -> tuple[float, ...]:
+    """Return the least and the most that this trainer lets a reward be; empty where it clips none.
+
+    RLOO clips so from trl 0.22 on. Before, one number stood there, for rewards that were normalized alone.
+    """
+    clip = training.arguments.get("reward_clip_range")
+    return tuple(map(float, clip)) if isinstance(clip, (list, tuple)) and len(clip) == 2 else ()
 
 
 def _opened(training: Training, inputs: Inputs) -> str:
