@@ -1,5 +1,6 @@
 """Evaluation and resuming: what a real run comes to after hours, seen in the cut one."""
 
+import dataclasses
 import json
 import types
 
@@ -82,6 +83,25 @@ def test_a_metric_that_no_evaluation_returns(tmp_path):
         judged.arguments["metric_for_best_model"] = metric  # None is "loss", which is of no set
         assert [finding.accuses for finding in judge_evaluation(judged)].count(True) == accused, metric
     judged.arguments["load_best_model_at_end"] = False
+    judged.arguments["metric_for_best_model"] = None
+    assert not [finding for finding in judge_evaluation(judged) if finding.accuses]
+
+
+@pytest.mark.skipif(cuts.counts_prompts(), reason="trl 0.14 cannot evaluate")
+def test_a_best_checkpoint_by_the_loss_of_an_evaluation(tmp_path):
+    """The least trained checkpoint was loaded at the end, for its KL divergence was the smallest."""
+    judged = training(tmp_path, needs_answer, ROWS, load_best_model_at_end=True)
+    # before trl 1.5 the reward is not returned: there is no better metric to name
+    judged.evaluations[""] = dataclasses.replace(judged.evaluations[""], metrics=("eval_loss", "eval_reward"))
+    (found,) = [finding for finding in judge_evaluation(judged) if finding.accuses]
+    assert found.verdict is Verdict.SUSPECTED and found.part == "metric_for_best_model"
+    assert found.undo.values == {"metric_for_best_model": "eval_reward", "greater_is_better": True}
+    for healed in (found.undo.values, {"load_best_model_at_end": False}):
+        judged.arguments = {"eval_strategy": "steps", "load_best_model_at_end": True, **healed}
+        assert not [finding for finding in judge_evaluation(judged) if finding.accuses] and not judged.notes
+    judged.arguments = {"eval_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "loss"}
+    assert not [finding for finding in judge_evaluation(judged) if finding.accuses] and judged.notes  # it was chosen
+    judged.evaluations[""] = dataclasses.replace(judged.evaluations[""], metrics=("eval_loss",))  # such as of SFT
     judged.arguments["metric_for_best_model"] = None
     assert not [finding for finding in judge_evaluation(judged) if finding.accuses]
 

@@ -20,8 +20,9 @@ from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
+from failurelab.preflight.judges.states import judge_states
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.stage import cuts, rewards, trainers
+from failurelab.preflight.stage import cuts, rewards, states, trainers
 from failurelab.preflight.training import Load, Training
 from failurelab.rewards.table import Line, RewardTable
 
@@ -97,6 +98,34 @@ def test_a_reference_that_is_a_copy_or_the_policy_itself(refer, kind, grpo, mode
     trainer = grpo(model)
     trainer.ref_model = refer(trainer.model).eval()
     assert one(judge_reference(training(trainer))).verdict is kind
+
+
+@pytest.mark.parametrize(
+    ("rename", "again", "kind", "said"),
+    [
+        (lambda name: name.replace(".default.", "."), False, Verdict.FOUND, "set_peft_model_state_dict"),
+        (lambda name: f"module.{name}", False, Verdict.FOUND, "without 'module.'"),
+        (lambda name: f"module.{name}", True, Verdict.HELD, ""),  # the script has looked, and loads by other names
+        (lambda name: name, False, Verdict.HELD, ""),
+        (lambda name: f"{name[::-1]}", False, Verdict.SUSPECTED, "strict=True"),
+    ],
+)
+def test_weights_of_which_the_model_takes_none(rename, again, kind, said, model):
+    """An adapter's names lacked its name, and the run began from a fresh one: nothing was said."""
+    adapted = small.lora(model)
+    weights = {name: tensor for name, tensor in adapted.state_dict().items() if "lora_" in name}
+    own = types.SimpleNamespace(holds=lambda file: file == __file__, asks=lambda through: True)
+    loads = []
+    with states.noted(loads, own):
+        adapted.load_state_dict({rename(name): tensor for name, tensor in weights.items()}, strict=False)
+        if again:
+            adapted.load_state_dict(weights, strict=False)
+        adapted.load_state_dict(adapted.state_dict())  # what is strict raises by itself
+    (answer,) = judge_states(Training(types.SimpleNamespace(model=adapted), {}, states=loads))
+    assert answer.verdict is kind and said in answer.repair
+    assert bool(answer.tried) is (kind is Verdict.FOUND)
+    other = torch.nn.Linear(1, 1)  # such as a model of the script's that the trainer does not have
+    assert not list(judge_states(Training(types.SimpleNamespace(model=other), {}, states=loads)))
 
 
 def run_of(adapters, **more):

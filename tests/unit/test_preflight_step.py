@@ -320,7 +320,7 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
         padding, step = PaddingJudge(given), StepJudge(given)
         with padding.listening(), step.listening():
             made.train()
-        (answer,) = padding.answers()
+        answer = next(each for each in padding.answers() if each.fault != "end")
         return answer, {each.failure: each.verdict for each in step.answers()}["F21"]
 
     made = trainer(copy.deepcopy(model), tokenizer, tmp_path, more=[("rollout_func", rollout)])
@@ -331,6 +331,33 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
         exec(answer.undo.text.format(trainer="made"), {"made": made, "__file__": __file__})
         made.rollout_func.__code__ = made.rollout_func.__code__.replace(co_filename=__file__)
         assert look(made)[0].verdict is Verdict.HELD
+
+
+@pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+@pytest.mark.parametrize(
+    ("again", "masks", "verdict"),
+    [(True, True, Verdict.FOUND), (True, False, Verdict.SUSPECTED), (False, True, Verdict.HELD)],
+)
+def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tokenizer, tmp_path):
+    """Text that is encoded again has no end: each completion was masked as a cut one, and nothing was said."""
+
+    def rollout(prompts, trainer):
+        output = drawn_by_generate(prompts, trainer, cut=True)
+        if again:
+            texts = tokenizer.batch_decode(output["completion_ids"], skip_special_tokens=True)
+            output["completion_ids"] = [tokenizer(text or " ", add_special_tokens=False)["input_ids"] for text in texts]
+        return output
+
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], mask_truncated_completions=masks)
+    given = Training(made, {}, own=lambda file: file == __file__)
+    padding, step = PaddingJudge(given), StepJudge(given)
+    with padding.listening(), step.listening():
+        made.train()
+    (answer,) = [each for each in padding.answers() if each.fault == "end"]
+    assert answer.failure == "F13" and answer.verdict is verdict
+    assert bool(answer.figures) is (verdict is Verdict.FOUND)  # what is masked was counted
 
 
 @pytest.mark.parametrize(

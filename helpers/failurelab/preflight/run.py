@@ -247,6 +247,7 @@ class WatchedScript:
         report.script = repairs.EditableScript(files.text, self.places, files.change)
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
+        self.states: list[Any] = []
         self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
         self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
@@ -264,7 +265,7 @@ class WatchedScript:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab.preflight.stage import logins, models, saving, trainers
+        from failurelab.preflight.stage import logins, models, saving, states, trainers
 
         own, rank = self.files.own, self.launched
         launch = rank.too_early, rank.mapped
@@ -278,6 +279,7 @@ class WatchedScript:
             saving.elsewhere(self.spec["output"], self.loads, self.real),
             # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
             models.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
+            states.noted(self.states, own),
             trainers.watched(self),
         )
         with contextlib.ExitStack() as stack:
@@ -361,6 +363,7 @@ class WatchedScript:
             calls_evaluate=self.calls_evaluate,
             explained=self.spec.get("explained", {}),
             own=self.files.own.holds,
+            states=self.states,
             trained_elsewhere={id(each.model) for each in self.trainers if each is not trainer},
         )
         self.launched.has_engine = bool(training.zero_stage)

@@ -55,6 +55,29 @@ class TrainedAdapter:
     trainable: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class StateLoad:
+    """One `load_state_dict(strict=False)` of the script's own code.
+
+    Attributes:
+        model: a weak reference to what took the weights.
+        names: of the tensors that were given.
+        own: of the model's own tensors.
+        place: of the call.
+    """
+
+    model: Any
+    names: tuple[str, ...]
+    own: tuple[str, ...]
+    place: Any = None
+
+    @property
+    def taken(self) -> list[str]:
+        """The names that the model has."""
+        own = set(self.own)
+        return [name for name in self.names if name in own]
+
+
 @dataclasses.dataclass
 class Training:
     """The training that is judged: its trainer and what the script gave it, and what came of it. Judges change none.
@@ -92,6 +115,7 @@ class Training:
             `judges.textbook` wrote it; empty where there is none.
         own: whether a file of code is the script's own, by its path.
         trained_elsewhere: models, by their id, that other trainers of the script were made for.
+        states: weights that the script has put into models by their names.
         notes: what judges have to tell beside their findings.
     """
 
@@ -125,6 +149,7 @@ class Training:
     explained: dict[str, Any] = dataclasses.field(default_factory=dict)
     own: Callable[[str], bool] = lambda file: False
     trained_elsewhere: set[int] = dataclasses.field(default_factory=set)
+    states: list[StateLoad] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     @property

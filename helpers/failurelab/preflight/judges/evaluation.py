@@ -12,7 +12,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,7 @@ def _best_metric(training: Training) -> Iterator[Finding]:
     if metric in returned:
         said = f"metric_for_best_model {metric} is among the {len(returned)} names that a batch of evaluation returned"
         yield Finding.held(EVALUATION, said, "a name that is not among them would be told", fault="metric")
+        yield from _best_by_loss(training, metric, of_results)
         return
     logged = any(metric in evaluation.logged for evaluation in evaluations)
     by_log = f"; this trl logs {metric} and does not return it, as trl 1.5 and later do" * logged
@@ -108,6 +109,38 @@ def _best_metric(training: Training) -> Iterator[Finding]:
         f"Set {set_}{others}.",
         undo=Arguments({name: value for name, value in values.items() if name in training.arguments}),
         part="metric_for_best_model",
+    )
+
+
+def _best_by_loss(training: Training, metric: str, returned: Sequence[str]) -> Iterator[Finding]:
+    """Tell a best checkpoint that is chosen by the loss where evaluation returns the reward too.
+
+    Of a batch that is evaluated as it was drawn, the ratios are 1 and the advantages of a group add up to 0: what is
+    left of the loss is beta times the KL divergence, which is smallest where nothing was learned.
+    """
+    reward = f"{metric.removesuffix('loss')}reward"
+    if not metric.endswith("loss") or reward not in returned:
+        return
+    if training.arguments.get("metric_for_best_model"):
+        training.notes.append(
+            f"the best checkpoint is chosen by {metric}, which in this trainer does not tell how good a model is: "
+            f"{reward} is among what evaluation returns"
+        )
+        return
+    beta = getattr(training.trainer, "beta", None) or getattr(training.trainer.args, "beta", None) or 0.0
+    best = training.arguments.get("load_best_model_at_end")
+    values = {"metric_for_best_model": reward, "greater_is_better": True}
+    left = f"about beta ({beta:g}) times the KL divergence, which grows as the policy learns" if beta else "about 0"
+    yield Finding.suspected(
+        EVALUATION,
+        f"{'the best checkpoint is chosen' if best else 'the learning rate is lowered'} by {metric}, for "
+        f"metric_for_best_model is not given: the advantages of a group add up to 0, and the loss of an evaluation is "
+        f"{left}; it does not tell how large the reward is",
+        "by the arguments: it shows in the checkpoints of the whole run",
+        "Set metric_for_best_model={metric_for_best_model!r} and greater_is_better={greater_is_better}.".format(**values),
+        undo=Arguments(values),
+        part="metric_for_best_model",
+        fault="loss",
     )
 
 

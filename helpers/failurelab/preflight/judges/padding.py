@@ -1,7 +1,8 @@
-"""F13 in a script's own rollouts: completions that hold the padding behind their end, which is trained on then.
+"""F13 in a script's own rollouts: the padding behind the end is trained on, or the end is lost.
 
 trl takes each token that a `rollout_func`, or a `_generate` of one's own, returns for a token of the completion: the
-mask is 1 for all of them. `generate` returns rows of one length, padded behind the end, so these have to be cut first.
+mask is 1 for all of them. `generate` returns rows of one length, padded behind the end, so these have to be cut first. A rollout function that makes texts of the ids, and encodes these
+again, loses the special token that ends them: with `mask_truncated_completions` trl takes each for cut, and masks all.
 
 Upstream: trl's `GRPOTrainer._generate_and_score_completions`; MemGen PR #33.
 """
@@ -58,7 +59,11 @@ class PaddingJudge:
         own = (name for name, its in codes if any(training.own(code.co_filename) for code in its))
         pad = getattr(tokenizer_of(self._trainer), "pad_token_id", None)
         self._maker, self._pad = ("", -1) if pad is None else (next(own, ""), int(pad))
-        self._rows = self._padded = self._tokens = self._trained = self._planted = 0
+        self._rows = self._padded = self._tokens = self._trained = self._planted = self._masked = 0
+        self._drawn: list[tuple[torch.Tensor, int]] = []  # what `generate` gave in a rollout, and its prompts' width
+        self._draws: list[bool] = []  # of each completion that was drawn in a rollout, whether it has an end
+        self._returned: list[list[int]] = []  # completions that rollout functions returned
+        self._rolls_out = self._has_environment = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -66,7 +71,33 @@ class PaddingJudge:
         with contextlib.ExitStack() as stack:
             if self._maker:
                 stack.enter_context(wrap_method(self._trainer, "compute_loss", self._note_batch, "watched"))
+            model = self._trainer.accelerator.unwrap_model(self._trainer.model) if self._maker else None
+            if self._maker == "rollout_func" and callable(getattr(model, "generate", None)):
+                stack.enter_context(wrap_method(self._trainer, "rollout_func", self._note_rollout, "watched"))
+                stack.enter_context(wrap_method(model, "generate", self._note_draw, "watched"))
             yield
+
+    def _note_rollout(self, rollout: Any, *args: Any, **kwargs: Any) -> Any:
+        self._drawn, self._rolls_out = [], True
+        try:
+            output = rollout(*args, **kwargs)
+        finally:
+            self._rolls_out = False
+        ends = self._ends()
+        # now, for others end what was drawn after it was noted here
+        self._draws += [bool(ends & set(ids[width:].tolist())) for drawn, width in self._drawn for ids in drawn]
+        if isinstance(output, dict) and not is_unseen():
+            self._returned += [[int(token) for token in ids] for ids in output.get("completion_ids") or ()]
+            self._has_environment |= bool(output.get("env_mask"))
+        return output
+
+    def _note_draw(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
+        output = generate(*args, **kwargs)
+        drawn, given = getattr(output, "sequences", output), kwargs.get("input_ids", kwargs.get("inputs"))
+        given = args[0] if given is None and args else given
+        if self._rolls_out and not is_unseen() and all(isinstance(ids, torch.Tensor) for ids in (drawn, given)):
+            self._drawn.append((drawn, given.shape[1]))
+        return output
 
     def _note_batch(self, compute_loss: Any, *args: Any, **kwargs: Any) -> Any:
         inputs = kwargs.get("inputs", args[1] if len(args) > 1 else None)
@@ -80,6 +111,7 @@ class PaddingJudge:
         for ids, kept in zip(inputs["completion_ids"], mask.bool()):
             padding = count_padding(ids[kept].tolist(), pad, ends)
             self._rows += 1
+            self._masked += not kept.any()
             self._padded += bool(padding)
             self._tokens += padding
             self._trained += int(kept.sum())
@@ -93,6 +125,7 @@ class PaddingJudge:
         """Yield what was seen, after training, or after the error that ended it."""
         if not self._maker or not self._rows:
             return
+        yield from self._lost_ends()
         if self._tokens:
             evidence = (
                 f"{self._padded} of {self._rows} completions that {self._maker} returned hold their padding: "
@@ -112,3 +145,33 @@ class PaddingJudge:
             yield Finding.not_checked(
                 "F13", f"{why}: whether it cuts their padding off does not show", part=self._maker
             )
+
+    def _lost_ends(self) -> Iterator[Finding]:
+        """Yield whether ends that the policy drew stand in what a rollout function returned."""
+        ends, drawn = self._ends(), sum(self._draws)
+        kept, planted = (
+            sum(bool(ends & set(ids)) for ids in rows) for rows in (self._returned, [ids[:-1] for ids in self._returned])
+        )
+        if not drawn or not self._returned or self._has_environment:  # an environment may end a completion itself
+            return
+        counts = f"{drawn} of {len(self._draws)} completions that the policy drew in it hold an end, and"
+        if kept:
+            said = f"{counts} {kept} of {len(self._returned)} that {self._maker} returned"
+            if planted < kept:
+                control = f"without the last token of each {planted} would"
+                yield Finding.held("F13", said, control, part=self._maker, fault="end")
+            return
+        said = f"{counts} none of {len(self._returned)} that {self._maker} returned: it is lost on the way, as in text that "
+        said += "is encoded again (F18)"
+        repair = f"Return from {self._maker} the ids that were drawn, up to the end and with it, and no text encoded again."
+        if getattr(self._trainer.args, "mask_truncated_completions", False) and self._masked == self._rows:
+            said += (
+                f". With mask_truncated_completions each is taken for cut: all tokens of {self._masked} of {self._rows} "
+                "completions are masked, so the loss and its gradient are 0"
+            )
+            figures = (Quantity("completions without a token that is trained on", self._masked, "", self._rows),)
+            yield Finding("F13", said, repair, part=self._maker, fault="end", figures=figures)
+        else:
+            said += ": the policy is not trained on its end"
+            why = "whether it was meant to be left out is not known"
+            yield Finding.suspected("F13", said, why, repair, part=self._maker, fault="end")
