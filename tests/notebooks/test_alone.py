@@ -2,10 +2,8 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tarfile
 
 from failurelab_course import eras
 
@@ -59,25 +57,3 @@ def test_without_the_repository_the_first_cell_says_it_in_a_line(tmp_path):
     ((ran, error, line),) = open_alone(tmp_path, "torch", NOTEBOOKS[:1])
     assert (ran, error) == (2, "EraError")
     assert "this is not the course's repository" in line and "cd into your clone" in line and str(tmp_path) in line
-
-
-def test_the_page_s_cell_brings_the_course_once(tmp_path):
-    """docs/hosted.md: it unpacks an archive beside the notebook, and prepares the runtime; later it unpacks nothing."""
-    page = (eras.root() / "docs" / "hosted.md").read_text(encoding="utf-8")
-    cell = page.partition("```python\n")[2].partition("```")[0]
-    package = tmp_path / "lab-main" / "helpers" / "failurelab_course" / "eras"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent):
-        (folder / "__init__.py").write_text("")
-    (package / "hosted.py").write_text("def prepare():\n    print('prepared from', __file__)\n")
-    archive, opened = tmp_path / "main.tar.gz", tmp_path / "opened"
-    with tarfile.open(archive, "w:gz") as packed:
-        packed.add(tmp_path / "lab-main", "lab-main")
-    opened.mkdir()
-    cell = re.sub('(?<=address = ")[^"]*', archive.as_uri(), cell)
-    for _ in range(2):
-        options = {"cwd": opened, "capture_output": True, "text": True, "check": True}
-        options["env"] = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        told = subprocess.run([sys.executable, "-c", cell], **options).stdout
-        assert told == f"prepared from {opened / 'course' / 'lab-main'}/helpers/failurelab_course/eras/hosted.py\n"
-        archive.unlink(missing_ok=True)
