@@ -84,7 +84,7 @@ goldens: setup
 
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
 browser: setup .browser/bin/pytest
-	@.browser/bin/python -m pytest tests/browser
+	@.browser/bin/python -m pytest --confcutdir=tests/browser tests/browser
 
 .browser/bin/pytest: | setup
 	@$(BIN)/uv venv -q --clear --python $(BIN)/python .browser && \

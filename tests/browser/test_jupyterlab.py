@@ -177,3 +177,31 @@ def test_a_prediction_is_chosen(page, lab, wait):
         field.fill(said)
         field.press("Enter")
         wait(lambda told=told: told in panel.inner_text(), f"{said} is not answered")
+
+
+def test_knobs_draw_a_picture_anew(page, lab, wait):
+    """A slider by the keyboard and a switch by the mouse: each changes what is drawn, and only that."""
+    new_notebook(page, lab, "Python 3 (ipykernel)")
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    add_cell(
+        page,
+        "from failurelab_course import notebook\n"
+        "def draw(axes, rate, cache):\n"
+        "    axes.plot([0, rate], [0, 2 if cache else 1])\n"
+        "notebook.knobs(draw, {'rate': [1, 2, 3, 4], 'cache': [True, False]},\n"
+        "               [{'rate': 1, 'cache': True}], 'a line')",
+    )
+    picture = panel.locator("img.widget-image")
+    picture.wait_for(timeout=180_000)
+    seen = [picture.get_attribute("src")]
+
+    def is_new():
+        return picture.get_attribute("src") not in seen
+
+    panel.locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    wait(is_new, "the slider draws nothing")
+    assert panel.locator(".widget-readout").inner_text() == "2"
+    seen.append(picture.get_attribute("src"))
+    panel.locator(".widget-toggle-button", has_text="False").click()
+    wait(is_new, "the switch draws nothing")
