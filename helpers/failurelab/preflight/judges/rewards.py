@@ -4,7 +4,7 @@
 F10 is a reward that is the same for all completions of a prompt, F14 one that never sees what it needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,9 +51,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         return
     if len(places) < len(functions):
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
-    if greedy := _find_greedy_sampling(training):
-        said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
-        yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
+    yield from greedy_sampling(training)
     yield from _never_called(training, functions, places)
     drawn = _drawn_with_completions(training, rows[0])
     for place in list(places):
@@ -192,9 +190,35 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
     return chosen
 
 
-def _find_greedy_sampling(training: Training) -> str:
-    """Return what in the arguments makes all completions of a prompt the same; empty if nothing does."""
-    options = {**training.arguments, **(training.arguments.get("generation_kwargs") or {})}
+def greedy_sampling(training: Training) -> Iterator[Finding]:
+    """Tell what makes all completions of a prompt the same: an argument, or the model's own generation config."""
+    same = "the completions of a prompt are all the same, and so are their rewards"
+    if greedy := _greedy({**training.arguments, **(training.arguments.get("generation_kwargs") or {})}):
+        said = f"{greedy}: {same}"
+        yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
+        return
+    taken = training.model_defaults
+    if not taken:
+        return
+    values = ", ".join(f"{name}={value!r}" for name, (value, _) in taken.items())
+    others = ", ".join(f"{name}={other!r}" for name, (_, other) in taken.items())
+    said = f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the trainer "
+    said += f"leaves at the library's default ({others})"
+    if greedy := _greedy({name: value for name, (value, _) in taken.items()}):
+        yield Finding(
+            "F10",
+            f"{said}. {greedy}: {same}",
+            f"Before training: model.generation_config.update({others})",
+            undo=repairs.Statement(f"{{trainer}}.model.generation_config.update({others})"),
+            tried=f"with a generation_config that has none of it, {others}",
+            part="generation_config",
+        )
+    else:
+        training.notes.append(f"{said}: the loss is not of that distribution")
+
+
+def _greedy(options: Mapping[str, Any]) -> str:
+    """Return what in options of sampling makes all completions of a prompt the same; empty if nothing does."""
     temperature, top_p = options.get("temperature"), options.get("top_p")
     if isinstance(temperature, (int, float)) and temperature <= _COLD:
         return f"temperature is {temperature:g}"
