@@ -14,6 +14,7 @@ from packaging.version import Version
 from failurelab._unwrap import has_adapter
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
 from failurelab.preflight.training import Training
 from failurelab.rewards import forms, signature, survey
@@ -110,7 +111,7 @@ def _survey(
         functions, inputs,
         weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
         drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, limits=_limits(training),
-        clip=_clip_range(training),
+        clip=_clip_range(training), **_call_size(training),
         kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
     training.rewards, training.best = result.table, result.best
@@ -229,6 +230,15 @@ def _greedy(options: Mapping[str, Any]) -> str:
     if (options.get("min_p") or 0) >= 1:
         return f"min_p is {options['min_p']:g}"
     return "do_sample is False" if options.get("do_sample") is False else ""
+
+
+def _call_size(training: Training) -> dict[str, int]:
+    """Return how many completions of a group one call of a reward function holds, where that is a part of a group."""
+    step = read_step(training)
+    if step is None or step.per_round is None:
+        return {}
+    each = step.per_round // max(training.world_size, 1)
+    return {"part": each, "group": step.generations} if 0 < each < step.generations else {}
 
 
 def _clip_range(training: Training) -> tuple[float, ...]:
