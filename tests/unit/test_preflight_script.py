@@ -867,8 +867,8 @@ def test_sampling_that_the_model_s_generation_config_makes_greedy(own, asked, tr
     options = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, temperature=3.0, **ends, **asked)
     trainer = types.SimpleNamespace(
         model=model, processing_class=tokenizer, add_callback=lambda guard: None, reward_funcs=[small.alternate],
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["1+1="]}), args=types.SimpleNamespace(num_generations=None),
-        environment_factories=None,
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["1+1="]}), environment_factories=None,
+        args=types.SimpleNamespace(num_generations=None),
     )  # fmt: skip
     training = Training(trainer, {"temperature": 3.0}, dataset=trainer.train_dataset)
     before = model.generation_config.to_dict()

@@ -32,17 +32,20 @@ def judge(x: Examination) -> Flag | None:
     if len(apart) != len(some) or _same(together, apart):
         return None
     said = (
-        f"{x.key} compares the completions of a call: {len(some)} of a prompt get {figures.span(together)} in one call, "
-        f"and {figures.span(apart)} in calls of {x.part}, which is what a process hands over of a group of {x.group}"
+        f"{x.key} compares the completions of a call: {len(some)} of a prompt get {figures.span(together)} in one "
+        f"call, and {figures.span(apart)} in calls of {x.part}, which is what a process hands over of a group of {x.group}"
     )
-    repair = "Give each process whole groups: a per_device_train_batch_size that num_generations divides. Or gather the "
+    repair = (
+        "Give each process whole groups: a multiple of num_generations as per_device_train_batch_size. Or gather the "
+    )
     repair += "completions of all processes before they are compared."
     if len(set(apart)) > 1:
         why = "the rewards still differ; what a comparison within a part of a group is worth only a run tells"
         return Flag(x.key, "F14", "SUSPECTED", said, repair, control=why, fault="call")
     tried = f"in one call of a whole group they get {figures.span(together)}"
     fix = ("arguments", {"per_device_train_batch_size": x.group})
-    return x.found("call", f"{said}: all get the same, and every advantage is 0", repair, tried, fix=fix)
+    said += f": all get the same, so {'every advantage is 0' if x.alone else 'it adds nothing to any advantage'}"
+    return x.found("call", said, repair, tried, fix=fix)
 
 
 def _apart(x: Examination) -> list[Completion]:

@@ -121,7 +121,8 @@ def survey(
         said += clipped or _judge_sum(
             examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
         )
-        if len(examined) == 1 and any(flag.fault == "call" for flag in said):  # what they get together is not training's
+        # What a comparing function pays in one call for all is not what it pays in training.
+        if len(examined) == 1 and any(flag.fault == "call" for flag in said):
             said = [flag for flag in said if (flag.failure, flag.verdict) != ("F10", "HELD")]
         if whole:
             top = [each for each, total in zip(kept, totals) if total > max(totals) - figures.SAME]

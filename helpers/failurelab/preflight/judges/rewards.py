@@ -203,7 +203,9 @@ def greedy_sampling(training: Training) -> Iterator[Finding]:
         return
     values = ", ".join(f"{name}={value!r}" for name, (value, _) in taken.items())
     others = ", ".join(f"{name}={other!r}" for name, (_, other) in taken.items())
-    said = f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the trainer "
+    said = (
+        f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the trainer "
+    )
     said += f"leaves at the library's default ({others})"
     if greedy := _greedy({name: value for name, (value, _) in taken.items()}):
         yield Finding(
