@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
+from failurelab.preflight.judges import batch
 from failurelab.preflight.judges.preferences import judge_preferences
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
@@ -719,6 +720,38 @@ def test_a_range_to_which_rewards_are_clipped(function, clip, verdict, failure, 
     accused = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
     assert len(accused) == (verdict is not Verdict.HELD)
     assert all(answer.tried and answer.undo for answer in found(accused))
+
+
+def above_the_mean(completions, answer, **_):
+    """Pay the best of a call 1, and the mean 0."""
+    paid = distance(completions, answer)
+    return [value - sum(paid) / len(paid) for value in paid]
+
+
+@pytest.mark.parametrize(
+    ("function", "device", "verdict"),
+    [
+        (ranked, 1, Verdict.FOUND),
+        (above_the_mean, 1, Verdict.FOUND),
+        (above_the_mean, 2, Verdict.SUSPECTED),  # they differ, and pairs are compared instead of groups
+        (above_the_mean, 4, None),  # a whole group
+        (exact, 1, None),
+        (distance, 1, None),
+        (noisy, 1, None),
+    ],
+)
+def test_completions_that_are_compared_in_a_part_of_their_group(function, device, verdict, tokenizer, monkeypatch):
+    monkeypatch.setattr(batch.cuts, "counts_prompts", lambda: False)
+    given = training(function, processing_class=tokenizer)
+    given.arguments.update(num_generations=4, per_device_train_batch_size=device, steps_per_generation=1)
+    given.world_size = 4
+    answers = list(judge_rewards(given))
+    told = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
+    assert [(answer.failure, answer.verdict) for answer in told] == ([("F14", verdict)] if verdict else [])
+    held = [answer.failure for answer in answers if answer.verdict is Verdict.HELD]
+    assert ("F10" in held) is (verdict is None)
+    undo = repairs.Arguments({"per_device_train_batch_size": 4})
+    assert all(answer.tried and answer.undo == undo for answer in found(told))
 
 
 @pytest.mark.parametrize(

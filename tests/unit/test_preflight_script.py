@@ -1,6 +1,7 @@
 """Preflight beside its judges: what is cut and what is kept as asked, whose rank is seen, repairs as diffs, answers."""
 
 import contextlib
+import copy
 import importlib
 import io
 import json
@@ -10,8 +11,10 @@ import re
 import sys
 import types
 
+import datasets
 import peft
 import pytest
+import small
 import torch
 import transformers
 import trl
@@ -22,7 +25,7 @@ from failurelab import updates
 from failurelab.preflight import cli, launcher_line, launcher_options, notebook, run, script_text
 from failurelab.preflight.answer import Answer, Change, Effect, Finding, Location, Verdict
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
-from failurelab.preflight.judges.rewards import judge_rewards
+from failurelab.preflight.judges.rewards import greedy_sampling, judge_rewards
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
@@ -851,6 +854,35 @@ def test_prompts_of_one_length_show_no_failure_of_padding(release, trained, monk
         assert "one length" in answer.why or answer.verdict is Verdict.HELD
     prompts = rollouts.prompts_of_a_batch(Training(trainer, {}, dataset=all_rows), tokenizer)
     assert prompts == ["1+1=", "10+10="]
+
+
+@pytest.mark.parametrize("own", [{}, {"top_k": 1}, {"top_p": 0.001}, {"top_p": 0.9}])
+@pytest.mark.parametrize("asked", [{}, {"top_p": 1.0}, {"top_p": 0.999, "top_k": 0}])
+def test_sampling_that_the_model_s_generation_config_makes_greedy(own, asked, trained):
+    """Which of its options take the place of the trainer's hangs on the release: what is drawn decides."""
+    model, tokenizer = copy.deepcopy(trained[0]), trained[1]
+    torch.nn.init.zeros_(model.lm_head.weight[3:40])  # many tokens are as likely
+    model.generation_config.update(do_sample=True, **own)
+    ends = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    options = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, temperature=3.0, **ends, **asked)
+    trainer = types.SimpleNamespace(
+        model=model, processing_class=tokenizer, add_callback=lambda guard: None, reward_funcs=[small.alternate],
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["1+1="]}), environment_factories=None,
+        args=types.SimpleNamespace(num_generations=None),
+    )  # fmt: skip
+    training = Training(trainer, {"temperature": 3.0}, dataset=trainer.train_dataset)
+    before = model.generation_config.to_dict()
+    with rollouts.RolloutJudge(training).listening():
+        ids = torch.full((16, 3), 5)
+        torch.manual_seed(0)
+        drawn = model.generate(input_ids=ids, attention_mask=ids, generation_config=options)[:, 3:]
+    assert model.generation_config.to_dict() == before and "_prepare_generation_config" not in vars(model)
+    alike = len({tuple(row) for row in drawn.tolist()}) == 1
+    assert not alike or own
+    found = [finding for finding in greedy_sampling(training) if finding.verdict is Verdict.FOUND]
+    assert [finding.failure for finding in found] == ["F10"] * alike
+    noted = [note for note in training.notes if "generation_config" in note]
+    assert bool(noted) is (training.model_defaults == {"top_p": (0.9, 1.0)})
 
 
 CALLBACK = """

@@ -107,6 +107,8 @@ class Training:
         real: whether the real weights were asked for.
         resume: what `train()` was given as the checkpoint to go on from.
         calls_evaluate: whether the script has called `evaluate()` before its training.
+        model_defaults: options of sampling that the first generation took from the model's generation config, by name:
+            the value, and the one that it would have without.
         evaluated: while an evaluation set is evaluated: what each reward function is handed, by its place; else None.
         evaluations: of each evaluation set by name, as `stage.evaluation` made it.
         trains_evaluated: whether the same evaluation of rows of the training set ended well.
@@ -142,6 +144,7 @@ class Training:
     real: bool = False
     resume: Any = None
     calls_evaluate: bool = False
+    model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     evaluated: dict[int, dict[str, Any]] | None = None
     evaluations: dict[str, Any] = dataclasses.field(default_factory=dict)
     trains_evaluated: bool = False

@@ -28,6 +28,8 @@ class Examination:
         alone: whether it is the only one.
         masked: whether the trainer leaves None and NaN out of the sum.
         limits: a completion as long as the run lets it be, and longer ones.
+        part: completions of one call in training, where that is less than a group; else 0.
+        group: completions of a prompt in training; 0 where that is not known.
         kinds: of each column of text the values that rows have.
         seconds: for all that it is asked; by default `asking.LIMIT`.
         rewards: for each completion; empty where it could not be asked, or gave no numbers.
@@ -46,6 +48,8 @@ class Examination:
     alone: bool = True
     masked: bool = True
     limits: Sequence[str] = ()
+    part: int = 0
+    group: int = 0
     kinds: Mapping[str, set[str]] = dataclasses.field(default_factory=dict)
     seconds: float | None = None
     rewards: list[float | None] = dataclasses.field(default_factory=list)

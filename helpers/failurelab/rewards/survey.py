@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab.rewards import asides, figures, forms, patterns, signature
+from failurelab.rewards import asides, figures, forms, patterns, relative, signature
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.forms import Completion
 from failurelab.rewards.inputs import OWN, Inputs
@@ -104,6 +104,7 @@ def survey(
         if x.rewards:
             totals = [sums[each] for each in x.completions] if sums and whole else None
             about += filter(None, [judge(x, totals)])
+            about += filter(None, [] if about else [relative.judge(x)])
         if not about:
             for aside in asides.look(x):
                 if isinstance(aside, Flag):
@@ -120,6 +121,9 @@ def survey(
         said += clipped or _judge_sum(
             examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
         )
+        # What a comparing function pays in one call for all is not what it pays in training.
+        if len(examined) == 1 and any(flag.fault == "call" for flag in said):
+            said = [flag for flag in said if (flag.failure, flag.verdict) != ("F10", "HELD")]
         if whole:
             top = [each for each, total in zip(kept, totals) if total > max(totals) - figures.SAME]
             shortest = min(top, key=lambda each: len(each.text))

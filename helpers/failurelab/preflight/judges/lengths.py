@@ -91,17 +91,23 @@ def _pairs(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Findi
     lengths = [len(ids) for ids in prompt_ids(training.trainer, [row["prompt"] for row in rows])]
     always, possible = (sum(length + more > limit for length in lengths) for more in (1, new))
     said = f"max_length is {limit}, for prompt and completion together"
-    figures = f"prompts have {median(lengths):g} tokens at the median and {max(lengths)} at most, max_new_tokens is {new}"
+    figures = (
+        f"prompts have {median(lengths):g} tokens at the median and {max(lengths)} at most, max_new_tokens is {new}"
+    )
     what = "it is drawn from the whole prompt, and scored without the prompt's beginning"
     wanted = max(lengths) + new
     repair = f"Set max_length={wanted}: the longest prompt and max_new_tokens."
     if always > PROMPTS * len(rows):
-        evidence = f"{said}: {always} of {len(rows)} prompts do not fit beside one token of a completion ({figures}), so "
+        evidence = (
+            f"{said}: {always} of {len(rows)} prompts do not fit beside one token of a completion ({figures}), so "
+        )
         undo = Arguments({"max_length": wanted})
         tried = f"0 of {len(rows)} do not fit within {wanted}"
         yield Finding("F11", f"{evidence}{what}", repair, undo=undo, tried=tried, part="max_length")
     elif possible > PROMPTS * len(rows):
-        evidence = f"{said}: {possible} of {len(rows)} prompts do not fit beside the longest completion ({figures}); then "
+        evidence = (
+            f"{said}: {possible} of {len(rows)} prompts do not fit beside the longest completion ({figures}); then "
+        )
         why = "how long this model's completions are, only the real model tells (--real-model)"
         yield Finding.suspected("F11", f"{evidence}{what}", why, repair, part="max_length")
     else:

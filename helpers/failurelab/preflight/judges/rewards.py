@@ -4,7 +4,7 @@
 F10 is a reward that is the same for all completions of a prompt, F14 one that never sees what it needs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from packaging.version import Version
 from failurelab._unwrap import has_adapter
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
 from failurelab.preflight.training import Training
 from failurelab.rewards import forms, signature, survey
@@ -51,9 +52,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         return
     if len(places) < len(functions):
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
-    if greedy := _find_greedy_sampling(training):
-        said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
-        yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
+    yield from greedy_sampling(training)
     yield from _never_called(training, functions, places)
     drawn = _drawn_with_completions(training, rows[0])
     for place in list(places):
@@ -112,7 +111,7 @@ def _survey(
         functions, inputs,
         weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
         drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, limits=_limits(training),
-        clip=_clip_range(training),
+        clip=_clip_range(training), **_call_size(training),
         kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
     training.rewards, training.best = result.table, result.best
@@ -192,9 +191,37 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
     return chosen
 
 
-def _find_greedy_sampling(training: Training) -> str:
-    """Return what in the arguments makes all completions of a prompt the same; empty if nothing does."""
-    options = {**training.arguments, **(training.arguments.get("generation_kwargs") or {})}
+def greedy_sampling(training: Training) -> Iterator[Finding]:
+    """Tell what makes all completions of a prompt the same: an argument, or the model's own generation config."""
+    same = "the completions of a prompt are all the same, and so are their rewards"
+    if greedy := _greedy({**training.arguments, **(training.arguments.get("generation_kwargs") or {})}):
+        said = f"{greedy}: {same}"
+        yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
+        return
+    taken = training.model_defaults
+    if not taken:
+        return
+    values = ", ".join(f"{name}={value!r}" for name, (value, _) in taken.items())
+    others = ", ".join(f"{name}={other!r}" for name, (_, other) in taken.items())
+    said = (
+        f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the trainer "
+    )
+    said += f"leaves at the library's default ({others})"
+    if greedy := _greedy({name: value for name, (value, _) in taken.items()}):
+        yield Finding(
+            "F10",
+            f"{said}. {greedy}: {same}",
+            f"Before training: model.generation_config.update({others})",
+            undo=repairs.Statement(f"{{trainer}}.model.generation_config.update({others})"),
+            tried=f"with a generation_config that has none of it, {others}",
+            part="generation_config",
+        )
+    else:
+        training.notes.append(f"{said}: the loss is not of that distribution")
+
+
+def _greedy(options: Mapping[str, Any]) -> str:
+    """Return what in options of sampling makes all completions of a prompt the same; empty if nothing does."""
     temperature, top_p = options.get("temperature"), options.get("top_p")
     if isinstance(temperature, (int, float)) and temperature <= _COLD:
         return f"temperature is {temperature:g}"
@@ -205,6 +232,15 @@ def _find_greedy_sampling(training: Training) -> str:
     if (options.get("min_p") or 0) >= 1:
         return f"min_p is {options['min_p']:g}"
     return "do_sample is False" if options.get("do_sample") is False else ""
+
+
+def _call_size(training: Training) -> dict[str, int]:
+    """Return how many completions of a group one call of a reward function holds, where that is a part of a group."""
+    step = read_step(training)
+    if step is None or step.per_round is None:
+        return {}
+    each = step.per_round // max(training.world_size, 1)
+    return {"part": each, "group": step.generations} if 0 < each < step.generations else {}
 
 
 def _clip_range(training: Training) -> tuple[float, ...]:

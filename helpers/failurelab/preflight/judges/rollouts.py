@@ -6,11 +6,13 @@ Upstream: the registry's F7.
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 from packaging.version import Version
 
 from failurelab import _greedy, guards
-from failurelab.handles import wrap_method
+from failurelab._unwrap import unwrap
+from failurelab.handles import is_unseen, wrap_method
 from failurelab.preflight.answer import Finding, Quantity
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted
@@ -22,10 +24,16 @@ from failurelab.preflight.training import Training
 _MANY = 256  # rows of the dataset whose lengths are looked at
 _CAUSALITY_KEPT = Version("4.49")  # the first transformers that masks later tokens in each step of a padded batch
 _OTHER_ENGINES = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
+_SAMPLING = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "num_beams",
+    "repetition_penalty", "no_repeat_ngram_size",
+)  # fmt: skip
+_ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_PREPARE = "_prepare_generation_config"  # where transformers puts a call's options and the model's together
 
 
 class RolloutJudge:
-    """Listens with a RolloutGuard, and notes the modes in which the trainer generates."""
+    """Listens with a RolloutGuard, and notes the modes in which the trainer generates, and what options it gets."""
 
     def __init__(self, training: Training):
         self._training, self._trainer = training, training.trainer
@@ -34,6 +42,7 @@ class RolloutJudge:
         more = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
         self._guarded = Guarded(lambda action: guards.RolloutGuard(action, **more), training.trainer)
         self._generated: set[bool] = set()  # in train mode, in eval mode
+        self._prepared = any(training.arguments.get(option) for option in _OTHER_ENGINES)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -42,7 +51,30 @@ class RolloutJudge:
         with contextlib.ExitStack() as stack:
             if callable(getattr(self._trainer.model, "generate", None)):
                 stack.enter_context(wrap_method(self._trainer.model, "generate", self._note_mode, "watched"))
+            inner = unwrap(self._trainer.model)
+            if callable(getattr(inner, _PREPARE, None)) and not self._prepared:
+                stack.enter_context(wrap_method(inner, _PREPARE, self._note_sampling, "options of generation noted"))
             yield
+
+    def _note_sampling(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note at the trainer's first generation which options of sampling come from the model's generation config.
+
+        Some releases of transformers take the model's value where the trainer's is the library's default: no trainer
+        can tell that it was chosen. Asked is the same call, with a model whose generation config has ends alone.
+        """
+        prepared = prepare(*args, **kwargs)
+        if self._prepared or is_unseen():
+            return prepared
+        self._prepared = True
+        model = prepare.__self__
+        ends = {name: getattr(model.generation_config, name, None) for name in _ENDS}
+        plain = type(model.generation_config)(**{name: value for name, value in ends.items() if value is not None})
+        with mock.patch.object(model, "generation_config", plain):
+            others = prepare(*args, **kwargs)[0]
+        values = {name: (getattr(prepared[0], name, None), getattr(others, name, None)) for name in _SAMPLING}
+        taken = {name: (value, other) for name, (value, other) in values.items() if value != other}
+        self._training.model_defaults.update(taken)
+        return prepared
 
     def _note_mode(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
         self._generated.add(generate.__self__.training)
