@@ -21,7 +21,7 @@ from failurelab.preflight.judges.rows import known_ends, own_ends, tokenizer_of
 from failurelab.preflight.repairs import Statement
 from failurelab.preflight.training import Training
 
-_MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
+MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
 _CUT = """\
 def without_padding(prompts, trainer, rollout={trainer}.rollout_func):
     drawn, tokenizer = rollout(prompts, trainer), trainer.processing_class
@@ -54,7 +54,7 @@ class PaddingJudge:
 
     def __init__(self, training: Training):
         self._trainer = training.trainer
-        made = {name: getattr(self._trainer, name, None) for name in _MAKERS}
+        made = {name: getattr(self._trainer, name, None) for name in MAKERS}
         codes = ((name, codes_of(value)) for name, value in made.items() if value is not None)
         own = (name for name, its in codes if any(training.own(code.co_filename) for code in its))
         pad = getattr(tokenizer_of(self._trainer), "pad_token_id", None)
