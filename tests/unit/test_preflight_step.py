@@ -370,9 +370,7 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
         ("both", False, 1e-2, None),  # such as a simulated user beside the policy
     ],
 )
-def test_a_model_that_draws_and_never_gets_the_weights(
-    draws, synchronizes, rate, verdict, model, tokenizer, tmp_path
-):
+def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate, verdict, model, tokenizer, tmp_path):
     """A copy of the policy drew while the policy was trained, and nothing was said."""
     other = copy.deepcopy(model)
 

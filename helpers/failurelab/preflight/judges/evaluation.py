@@ -137,7 +137,9 @@ def _best_by_loss(training: Training, metric: str, returned: Sequence[str]) -> I
         f"metric_for_best_model is not given: the advantages of a group add up to 0, and the loss of an evaluation is "
         f"{left}; it does not tell how large the reward is",
         "by the arguments: it shows in the checkpoints of the whole run",
-        "Set metric_for_best_model={metric_for_best_model!r} and greater_is_better={greater_is_better}.".format(**values),
+        "Set metric_for_best_model={metric_for_best_model!r} and greater_is_better={greater_is_better}.".format(
+            **values
+        ),
         undo=Arguments(values),
         part="metric_for_best_model",
         fault="loss",
