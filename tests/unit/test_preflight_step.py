@@ -364,6 +364,7 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
     ("draws", "synchronizes", "rate", "verdict"),
     [
         ("other", False, 1e-2, Verdict.SUSPECTED),
+        ("object", False, 1e-2, Verdict.SUSPECTED),
         ("other", True, 1e-2, Verdict.HELD),
         ("other", False, 0.0, Verdict.NOT_CHECKED),
         ("policy", False, 1e-2, None),
@@ -382,7 +383,9 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
             drawn_by_generate(prompts, trainer, cut=True)
         return drawn_by_generate(prompts, drawer, cut=True)
 
-    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], max_steps=2, learning_rate=rate)
+    engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
+    rollout_func = engine() if draws == "object" else rollout
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
     sampler = SamplerJudge(Training(made, {}, own=lambda file: file == __file__))
     with sampler.listening():
         made.train()

@@ -9,7 +9,10 @@ Upstream: trl's `GRPOTrainer._generate_and_score_completions`; MemGen PR #33.
 """
 
 import contextlib
+import functools
+import inspect
 import itertools
+import types
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -22,7 +25,7 @@ from failurelab.preflight.judges.rows import known_ends, own_ends, tokenizer_of
 from failurelab.preflight.repairs import Statement
 from failurelab.preflight.training import Training
 
-MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
+_MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
 _CUT = """\
 def without_padding(prompts, trainer, rollout={trainer}.rollout_func):
     drawn, tokenizer = rollout(prompts, trainer), trainer.processing_class
@@ -50,16 +53,25 @@ def count_padding(ids: Sequence[int], pad: int, ends: Collection[int]) -> int:
     return len(ids) - len(kept) + before * (before > 1)
 
 
+def find_maker(training: Training) -> tuple[str, types.CodeType | None]:
+    """Return the name of the function of the script's own that draws for the trainer, and its code; "" if none does."""
+    for name in _MAKERS:
+        value = getattr(training.trainer, name, None)
+        if callable(value) and not inspect.isroutine(value) and not isinstance(value, functools.partial):
+            value = type(value).__call__  # of an object that can be called, the code is its class's
+        for code in codes_of(value):
+            if training.own(code.co_filename):
+                return name, code
+    return "", None
+
+
 class PaddingJudge:
     """Looks at the ids and the mask of each batch that the loss is computed of, where the script draws them itself."""
 
     def __init__(self, training: Training):
         self._trainer = training.trainer
-        made = {name: getattr(self._trainer, name, None) for name in MAKERS}
-        codes = ((name, codes_of(value)) for name, value in made.items() if value is not None)
-        own = (name for name, its in codes if any(training.own(code.co_filename) for code in its))
         pad = getattr(tokenizer_of(self._trainer), "pad_token_id", None)
-        self._maker, self._pad = ("", -1) if pad is None else (next(own, ""), int(pad))
+        self._maker, self._pad = ("", -1) if pad is None else (find_maker(training)[0], int(pad))
         self._rows = self._padded = self._tokens = self._trained = self._planted = self._masked = 0
         self._drawn: list[tuple[torch.Tensor, int]] = []  # what `generate` gave in a rollout, and its prompts' width
         self._draws: list[bool] = []  # of each completion that was drawn in a rollout, whether it has an end

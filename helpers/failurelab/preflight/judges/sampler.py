@@ -15,9 +15,8 @@ import torch
 import transformers
 
 from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
-from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.judges.padding import MAKERS
-from failurelab.preflight.judges.replaced import codes_of
+from failurelab.preflight.answer import Finding, Location, Quantity
+from failurelab.preflight.judges.padding import find_maker
 from failurelab.preflight.script_text import location, read_source
 from failurelab.preflight.stage import models
 from failurelab.preflight.training import Training
@@ -30,13 +29,10 @@ class SamplerJudge:
 
     def __init__(self, training: Training):
         self._trainer = training.trainer
-        self._maker, self._place = "", None
-        for name in MAKERS:
-            value = getattr(self._trainer, name, None)
-            code = next((code for code in codes_of(value) if training.own(code.co_filename)), None)
-            if code is not None and not self._maker:
-                file, line = code.co_filename, code.co_firstlineno
-                self._maker, self._place = name, location(file, line, read_source(file))
+        self._maker, code = find_maker(training)
+        self._place: Location | None = None
+        if code is not None:
+            self._place = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename))
         self._draws = False
         self._run: dict[int, Any] = {}  # weak references to the models that were run in a rollout
         self._policy_draws = False
