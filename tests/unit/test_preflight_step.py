@@ -3,6 +3,7 @@
 import copy
 import importlib.metadata
 import json
+import types
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import textbook as textbook_judge
 from failurelab.preflight.judges.padding import PaddingJudge, count_padding
+from failurelab.preflight.judges.sampler import SamplerJudge
 from failurelab.preflight.judges.textbook import StepJudge
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.stage.rewards import substitute_rewards
@@ -358,6 +360,43 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
     (answer,) = [each for each in padding.answers() if each.fault == "end"]
     assert answer.failure == "F13" and answer.verdict is verdict
     assert bool(answer.figures) is (verdict is Verdict.FOUND)  # what is masked was counted
+
+
+@pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+@pytest.mark.parametrize(
+    ("draws", "synchronizes", "rate", "verdict"),
+    [
+        ("other", False, 1e-2, Verdict.SUSPECTED),
+        ("object", False, 1e-2, Verdict.SUSPECTED),
+        ("other", True, 1e-2, Verdict.HELD),
+        ("other", False, 0.0, Verdict.NOT_CHECKED),
+        ("policy", False, 1e-2, None),
+        ("both", False, 1e-2, None),  # such as a simulated user beside the policy
+    ],
+)
+def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate, verdict, model, tokenizer, tmp_path):
+    """A copy of the policy drew while the policy was trained, and nothing was said."""
+    other = copy.deepcopy(model)
+
+    def rollout(prompts, trainer):
+        if synchronizes:
+            other.load_state_dict(trainer.model.state_dict())
+        drawer = trainer if draws == "policy" else types.SimpleNamespace(model=other, processing_class=tokenizer)
+        if draws == "both":
+            drawn_by_generate(prompts, trainer, cut=True)
+        return drawn_by_generate(prompts, drawer, cut=True)
+
+    engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
+    rollout_func = engine() if draws == "object" else rollout
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
+    sampler = SamplerJudge(Training(made, {}, own=lambda file: file == __file__))
+    with sampler.listening():
+        made.train()
+    answers = list(sampler.answers())
+    assert [answer.verdict for answer in answers] == [verdict] * (verdict is not None)
+    assert all(answer.failure == "F16" for answer in answers)
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,7 @@ def _best_metric(training: Training) -> Iterator[Finding]:
 def _best_by_loss(training: Training, metric: str, returned: Sequence[str]) -> Iterator[Finding]:
     """Tell a best checkpoint that is chosen by the loss where evaluation returns the reward too.
 
-    Of a batch that is evaluated as it was drawn, the ratios are 1 and the advantages of a group add up to 0: what is
-    left of the loss is beta times the KL divergence, which is smallest where nothing was learned.
+    See `_left_of_loss`.
     """
     reward = f"{metric.removesuffix('loss')}reward"
     if not metric.endswith("loss") or reward not in returned:
@@ -127,21 +126,33 @@ def _best_by_loss(training: Training, metric: str, returned: Sequence[str]) -> I
             f"{reward} is among what evaluation returns"
         )
         return
-    beta = getattr(training.trainer, "beta", None) or getattr(training.trainer.args, "beta", None) or 0.0
     best = training.arguments.get("load_best_model_at_end")
     values = {"metric_for_best_model": reward, "greater_is_better": True}
-    left = f"about beta ({beta:g}) times the KL divergence, which grows as the policy learns" if beta else "about 0"
     yield Finding.suspected(
         EVALUATION,
         f"{'the best checkpoint is chosen' if best else 'the learning rate is lowered'} by {metric}, for "
-        f"metric_for_best_model is not given: the advantages of a group add up to 0, and the loss of an evaluation is "
-        f"{left}; it does not tell how large the reward is",
+        f"metric_for_best_model is not given: {_left_of_loss(training.trainer)}. It does not tell how large the reward "
+        "is",
         "by the arguments: it shows in the checkpoints of the whole run",
-        "Set metric_for_best_model={metric_for_best_model!r} and greater_is_better={greater_is_better}.".format(**values),
+        f"Set metric_for_best_model={reward!r} and greater_is_better=True.",
         undo=Arguments(values),
         part="metric_for_best_model",
         fault="loss",
     )
+
+
+def _left_of_loss(trainer: Any) -> str:
+    """Return what the loss of an evaluation is made of, in words.
+
+    Of a batch that is evaluated as it was drawn, the ratios are 1 and the advantages of a group add up to 0. Where each
+    completion counts the same, beta times the KL divergence is left, which is smallest where nothing was learned.
+    """
+    kinds = {kind.__name__ for kind in type(trainer).__mro__}
+    beta = 0.0 if "RLOOTrainer" in kinds else getattr(trainer, "beta", None) or 0.0  # RLOO has it in the reward
+    left = f"about beta ({beta:g}) times the KL divergence, which grows as the policy learns" if beta else "about 0"
+    if getattr(trainer.args, "loss_type", "grpo") != "grpo":  # long completions weigh more
+        left += ", beside what the lengths of the completions make of it"
+    return f"the advantages of a group add up to 0, and the loss of an evaluation is {left}"
 
 
 def _judge_set(training: Training, name: str, handed: dict[int, Any], error: str) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from failurelab.preflight.judges.replaced import OverrideJudge
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
+from failurelab.preflight.judges.sampler import SamplerJudge
 from failurelab.preflight.judges.states import judge_states
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
@@ -59,6 +60,7 @@ DURING: tuple[Callable[[Training], TrainingJudge], ...] = (
     LogitsJudge,
     OverrideJudge,
     PaddingJudge,
+    SamplerJudge,
 )
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,

@@ -1,14 +1,18 @@
 """F13 in a script's own rollouts: the padding behind the end is trained on, or the end is lost.
 
 trl takes each token that a `rollout_func`, or a `_generate` of one's own, returns for a token of the completion: the
-mask is 1 for all of them. `generate` returns rows of one length, padded behind the end, so these have to be cut first. A rollout function that makes texts of the ids, and encodes these
-again, loses the special token that ends them: with `mask_truncated_completions` trl takes each for cut, and masks all.
+mask is 1 for all of them. `generate` returns rows of one length, padded behind the end, so these have to be cut first.
+A rollout function that makes texts of the ids, and encodes these again, loses the special token that ends them: with
+`mask_truncated_completions` trl takes each for cut, and masks all of its tokens.
 
 Upstream: trl's `GRPOTrainer._generate_and_score_completions`; MemGen PR #33.
 """
 
 import contextlib
+import functools
+import inspect
 import itertools
+import types
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -49,16 +53,25 @@ def count_padding(ids: Sequence[int], pad: int, ends: Collection[int]) -> int:
     return len(ids) - len(kept) + before * (before > 1)
 
 
+def find_maker(training: Training) -> tuple[str, types.CodeType | None]:
+    """Return the name of the function of the script's own that draws for the trainer, and its code; "" if none does."""
+    for name in _MAKERS:
+        value = getattr(training.trainer, name, None)
+        if callable(value) and not inspect.isroutine(value) and not isinstance(value, functools.partial):
+            value = type(value).__call__  # of an object that can be called, the code is its class's
+        for code in codes_of(value):
+            if training.own(code.co_filename):
+                return name, code
+    return "", None
+
+
 class PaddingJudge:
     """Looks at the ids and the mask of each batch that the loss is computed of, where the script draws them itself."""
 
     def __init__(self, training: Training):
         self._trainer = training.trainer
-        made = {name: getattr(self._trainer, name, None) for name in _MAKERS}
-        codes = ((name, codes_of(value)) for name, value in made.items() if value is not None)
-        own = (name for name, its in codes if any(training.own(code.co_filename) for code in its))
         pad = getattr(tokenizer_of(self._trainer), "pad_token_id", None)
-        self._maker, self._pad = ("", -1) if pad is None else (next(own, ""), int(pad))
+        self._maker, self._pad = ("", -1) if pad is None else (find_maker(training)[0], int(pad))
         self._rows = self._padded = self._tokens = self._trained = self._planted = self._masked = 0
         self._drawn: list[tuple[torch.Tensor, int]] = []  # what `generate` gave in a rollout, and its prompts' width
         self._draws: list[bool] = []  # of each completion that was drawn in a rollout, whether it has an end
@@ -93,9 +106,9 @@ class PaddingJudge:
 
     def _note_draw(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
         output = generate(*args, **kwargs)
-        drawn, given = getattr(output, "sequences", output), kwargs.get("input_ids", kwargs.get("inputs"))
-        given = args[0] if given is None and args else given
-        if self._rolls_out and not is_unseen() and all(isinstance(ids, torch.Tensor) for ids in (drawn, given)):
+        drawn = getattr(output, "sequences", output)
+        given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        if self._rolls_out and not is_unseen() and isinstance(drawn, torch.Tensor) and isinstance(given, torch.Tensor):
             self._drawn.append((drawn, given.shape[1]))
         return output
 
@@ -150,7 +163,8 @@ class PaddingJudge:
         """Yield whether ends that the policy drew stand in what a rollout function returned."""
         ends, drawn = self._ends(), sum(self._draws)
         kept, planted = (
-            sum(bool(ends & set(ids)) for ids in rows) for rows in (self._returned, [ids[:-1] for ids in self._returned])
+            sum(bool(ends & set(ids)) for ids in rows)
+            for rows in (self._returned, [ids[:-1] for ids in self._returned])
         )
         if not drawn or not self._returned or self._has_environment:  # an environment may end a completion itself
             return
@@ -161,13 +175,15 @@ class PaddingJudge:
                 control = f"without the last token of each {planted} would"
                 yield Finding.held("F13", said, control, part=self._maker, fault="end")
             return
-        said = f"{counts} none of {len(self._returned)} that {self._maker} returned: it is lost on the way, as in text that "
-        said += "is encoded again (F18)"
-        repair = f"Return from {self._maker} the ids that were drawn, up to the end and with it, and no text encoded again."
+        said = f"{counts} none of {len(self._returned)} that {self._maker} returned: it is lost on the way, as in text "
+        said += "that is encoded again (F18)"
+        repair = (
+            f"Return from {self._maker} the ids that were drawn, up to the end and with it, and no text encoded again."
+        )
         if getattr(self._trainer.args, "mask_truncated_completions", False) and self._masked == self._rows:
             said += (
-                f". With mask_truncated_completions each is taken for cut: all tokens of {self._masked} of {self._rows} "
-                "completions are masked, so the loss and its gradient are 0"
+                f". With mask_truncated_completions each is taken for cut: all tokens of {self._masked} of "
+                f"{self._rows} completions are masked, so the loss and its gradient are 0"
             )
             figures = (Quantity("completions without a token that is trained on", self._masked, "", self._rows),)
             yield Finding("F13", said, repair, part=self._maker, fault="end", figures=figures)

@@ -144,8 +144,10 @@ class RolloutJudge:
             )
         if self._generated:
             return Finding.not_applicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
-        if not self._training.finished or getattr(self._trainer, "reward_funcs", None):
+        if not self._training.finished:
             return Finding.not_checked("F7", "training ended before the trainer generated anything")
+        if getattr(self._trainer, "reward_funcs", None):
+            return Finding.not_checked("F7", "the trainer's model generated nothing: something else draws")
         return Finding.not_applicable("F7", "this trainer generates nothing")
 
 
