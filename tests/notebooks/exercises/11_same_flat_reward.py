@@ -30,7 +30,7 @@ WRONG = [
             "batch = rows.shuffle(seed=0); given = reward(prompts=batch['prompt'], completions=batch['answer'], "
             "answer=batch['answer'], solution=batch['answer'])"
         ),
-        "Hand over the columns that the dataset has",
+        "Hand over the dataset's columns",
     ),
     (
         "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n    return reward(prompts=batch['prompt'], "
