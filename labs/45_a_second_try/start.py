@@ -34,7 +34,7 @@ def rollout(prompts, trainer):
         return tokenizer(text)["input_ids"]
 
     def draw(asked):
-        drawn = trainer._generate_single_turn(asked, None, {}, 1)[0]
+        drawn = trainer._generate_single_turn(asked, None, {}, 1)[0] if asked else []  # none if all were right
         return drawn, tokenizer.batch_decode(drawn, skip_special_tokens=True)
 
     asked = [encode(prompt) for prompt in prompts]

@@ -35,7 +35,7 @@ def rollout(prompts, trainer):
         return tokenizer(text)["input_ids"]
 
     def draw(asked):
-        return trainer._generate_single_turn(asked, None, {}, 1)[0]
+        return trainer._generate_single_turn(asked, None, {}, 1)[0] if asked else []  # none if all were right
 
     asked = [encode(prompt) for prompt in prompts]
     first = draw(asked)

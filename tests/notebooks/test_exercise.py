@@ -102,3 +102,12 @@ def test_the_loop_marks_the_arrows_that_are_broken(shown):
     assert "broken" not in shown[1]["text/plain"] and shown[0]["image/png"] != shown[1]["image/png"]
     with pytest.raises(ValueError, match="no arrow of the loop is called tokens: they are completions, rewards"):
         loop.loop("tokens")
+
+
+@pytest.mark.parametrize(
+    ("right", "told"), [([5], "[5] (list) is right"), ("about 5", "about 5 is right"), ([], "[] (list)")]
+)
+def test_what_is_right_is_shown_where_a_function_judges(shown, right, told):
+    example = exercise.Example("two and three", (2, 3), lambda sum_: sum_ == 5, "Add them.", shown=right)
+    exercise.check(lambda first, second: 6, int.__add__, [example])
+    assert f"it returned 6, and {told}" in shown[0]["text/plain"]

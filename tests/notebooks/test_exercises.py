@@ -2,8 +2,9 @@
 
 A notebook's cell tagged `exercise` has the signature that the reader fills in, and the folded one after it, tagged
 `exercise-check`, the course's solution and the checker. Both are run here alone, in a namespace of their own.
-`exercises/NAME.py` holds `WRONG`, pairs of what a reader may write and a part of the line that they are told; and, if
-the cells need something that the notebook has from cells above, its source in `BEFORE`.
+`exercises/NAME.py` holds `WRONG`, pairs of what a reader may write and a part of the line that they are told. If the
+cells need something that the notebook has from cells above, its source is in `BEFORE`. `RIGHT` has sources that differ
+from the course's solution and are as good.
 """
 
 import ast
@@ -76,3 +77,10 @@ def test_a_wrong_answer_hears_what_it_misses(name, check):
     for written, part in wrong:
         _, line = check(name, written)
         assert line.startswith("not yet: ") and part in line, (written, line)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_right_answer_passes(name, check):
+    for written in getattr(load(name), "RIGHT", []):
+        _, line = check(name, written)
+        assert line.startswith("✓ all cases"), (written, line)

@@ -35,7 +35,8 @@ from failurelab.measure.scores import scoring_temperature
 
 NEXT = {
     "stale": "send the weights to the engine after every optimizer step, adapters merged into them, and empty its "
-    "prefix cache; trl does so by itself only under use_vllm",
+    "prefix cache; under use_vllm trl sends them: look whether something reloads them afterwards (trl 0.28 to 1.9 with "
+    "sleep mode)",
     "temperature": "score at the temperature of the sampling (trl 0.16 and later do), and let the engine give its "
     "log-probabilities after the temperature (vLLM: logprobs_mode='processed_logprobs')",
     "dtype": "run the engine in the dtype that is trained, or give each token a weight of its own "

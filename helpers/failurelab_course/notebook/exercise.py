@@ -33,12 +33,14 @@ class Example:
         expected: what is returned: compared by ==, numbers within a thousandth. Or a function that takes what was
             returned and returns whether it is right.
         hint: what an answer that fails here has missed, in a sentence.
+        shown: where `expected` is a function, what is right, to be shown to an answer that fails: a value, or a text.
     """
 
     what: str
     given: Sequence[Any] | Callable[[], Sequence[Any]]
     expected: Any
     hint: str
+    shown: Any = None
 
 
 def check(written: Callable[..., Any], solution: Callable[..., Any], calls: Sequence[Example]) -> Callable[..., Any]:
@@ -92,7 +94,9 @@ def _try(function: Callable[..., Any], call: Example) -> str:
             right = bool(call.expected(returned))
         except Exception:
             right = False
-        return "" if right else f"it returned {_short(returned)}"
+        wanted = call.shown if isinstance(call.shown, str) else _short(call.shown)
+        told = f"it returned {_short(returned)}" + (f", and {wanted} is right" if call.shown is not None else "")
+        return "" if right else told
     value = returned
     if hasattr(returned, "item"):  # a scalar of an array library is a number
         with contextlib.suppress(Exception):  # an array of several is none

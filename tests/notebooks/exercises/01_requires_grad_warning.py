@@ -10,9 +10,10 @@ WRONG = [
     (HEAD + CLEAN + "    model(**batches[0]).loss.backward()\n" + NAMES, "every batch"),
     (
         HEAD + CLEAN + PASSES.replace("        model(", "        model.zero_grad()\n        model(") + NAMES,
-        "every batch",
+        "clear gradients before the first batch only",
     ),
-    (HEAD + CLEAN + PASSES + "    return []", "whose .grad is None"),
+    (HEAD + CLEAN + PASSES + "    return []", "['layer.bias', 'layer.weight'] (list) is right"),
+    (HEAD + CLEAN + PASSES + NAMES.replace("[name for", "[p for"), "the NAMES of"),
     (HEAD + "    model.train()\n" + PASSES + NAMES, "Set every .grad to None before the first batch"),
     (HEAD + "    model.zero_grad()\n" + PASSES + NAMES, "train mode only"),
     (

@@ -18,5 +18,6 @@ WRONG = [
         _HEAD + "return (peak_memory(lambda: step(64)) - peak_memory(lambda: step(32))) / 32",
         "2 of 3 cases. At “the same, and at another time 100 KiB for the optimizer” it returned 0",
     ),
-    (_HEAD + "return (peak_memory(step(250)) - peak_memory(step(125))) / 125", "it raised TypeError"),
+    (_HEAD + "return (peak_memory(step(250)) - peak_memory(step(125))) / 125", "as peak_memory(lambda: step(n))"),
+    (_HEAD + "return (peak_memory(step, 250) - peak_memory(step, 125)) / 125", "as peak_memory(lambda: step(n))"),
 ]

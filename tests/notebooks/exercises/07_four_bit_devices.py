@@ -14,4 +14,17 @@ WRONG = [
         HEAD + "    return [n for n, t in model.state_dict().items() if t.device != device]",
         "not saved is in no `state_dict`",
     ),
+    (HEAD + ALL + "    return [n for n, t in tensors if t.is_cuda and t.device != device]", "left on the CPU"),
+    (
+        HEAD
+        + ALL
+        + "    return [n for n, t in tensors if t.device.type == device.type and t.device.index != device.index]",
+        "left on the CPU",
+    ),
+    (HEAD + ALL + "    return [n for n, t in tensors if t.device.index not in (None, 1)]", "left on the CPU"),
+    (
+        HEAD + "    tensors = [*model.named_buffers(), *model.named_parameters()]\n"
+        "    return [n for n, t in tensors if t.device != device]",
+        "parameters first, then buffers",
+    ),
 ]

@@ -23,4 +23,5 @@ WRONG = [
         "def can_move(weights, step):\n    return (weights.double() + step != weights.double())",
         "The step is less than half of the spacing",
     ),
+    ("def can_move(weights, step):\n    return (weights - step) != weights", "Of a negative weight"),
 ]

@@ -5,6 +5,10 @@ def _answer(body):
     return f"def paid(reward, rows):\n    {body}\n    return sum(given) / len(given)"
 
 
+_BATCH = (
+    "def paid(reward, rows):\n    batch = {}\n"
+    "    given = reward(prompts=batch['prompt'], completions=batch['answer'], answer=batch['answer'])\n"
+)
 WRONG = [
     (
         _answer("given = reward(prompts=rows['prompt'], completions=rows['answer'], answer=rows['answer'])"),
@@ -26,11 +30,19 @@ WRONG = [
             "batch = rows.shuffle(seed=0); given = reward(prompts=batch['prompt'], completions=batch['answer'], "
             "answer=batch['answer'], solution=batch['answer'])"
         ),
-        "Hand over the columns that the dataset has",
+        "Hand over the dataset's columns",
     ),
     (
         "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n    return reward(prompts=batch['prompt'], "
         "completions=batch['answer'], answer=batch['answer'])",
         "the result is a mean",
     ),
+    (_BATCH.format("rows.shuffle(seed=0)") + "    return max(given)", "not the largest"),
+    (
+        _BATCH.format("rows.shuffle(seed=0)") + "    return sum(g == 1 for g in given) / len(given)",
+        "nor how many get 1",
+    ),
+    (_BATCH.format("rows.shuffle(seed=0)[:1]") + "    return sum(given) / len(given)", "In fewer rows chance decides"),
+    (_BATCH.format("rows[1:33]") + "    return sum(given) / len(given)", "wherever it begins"),
+    (_BATCH.format("rows[28:]") + "    return sum(given) / len(given)", "wherever it begins"),
 ]

@@ -16,4 +16,14 @@ WRONG = [
         "    return values[start:start + counts[rank]]",
         "rank 2 of three",
     ),
+    ("def own_rows(values, rank, counts):\n    return values[sum(counts[:rank]):]", "and no others"),
+    (
+        "def own_rows(values, rank, counts):\n    start = sum(counts[:rank])\n"
+        "    return list(values[start:start + counts[rank]])",
+        "as a tensor",
+    ),
+]
+RIGHT = [
+    "def own_rows(values, rank, counts):\n    return values.split(counts)[rank]",
+    "import torch\ndef own_rows(values, rank, counts):\n    return torch.split(values, counts)[rank]",
 ]

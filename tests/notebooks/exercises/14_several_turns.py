@@ -1,6 +1,6 @@
 """Notebook 14: where ids that were drawn and ids that are scored part. Wrong answers, and what each is told."""
 
-HEAD = "def first_apart(drawn, scored):\n"
+HEAD = "import itertools\n\ndef first_apart(drawn, scored):\n"
 LOOP = "    for place, (one, other) in enumerate(zip(drawn, scored)):\n        if one != other:\n"
 WRONG = [
     (HEAD + LOOP + "            return place\n    return -1", "an end that was lost at the end"),
@@ -15,4 +15,15 @@ WRONG = [
         "an id that was added at the end",
     ),
     (HEAD + LOOP + "            return place\n    return len(drawn)", "the same ids"),
+    (
+        HEAD + "    apart = set(drawn) ^ set(scored)\n"
+        "    if not apart:\n        return -1\n"
+        "    return min(ids.index(one) for one in apart for ids in (drawn, scored) if one in ids)",
+        "a set knows neither places nor repeats",
+    ),
+    (
+        HEAD + "    pairs = itertools.zip_longest(drawn, scored, fillvalue=0)\n"
+        "    return next((place for place, (one, other) in enumerate(pairs) if one != other), -1)",
+        "0 is an id like others",
+    ),
 ]

@@ -3,7 +3,12 @@
 
 def check(result):
     found, alone, newer = (
-        result.figures(case=f"notebook 08: {name}") for name in ("trl 0.14.0", "one prompt a batch", "trl 0.15.2")
+        result.figures(case=f"notebook 08: {name}", state=state)
+        for name, state in (
+            ("trl 0.14.0", "broken"),
+            ("one prompt a batch", "right_fix"),
+            ("trl 0.15.2", "right_fix"),
+        )
     )
     assert found["cosine"] < 0.97
     for pair in (alone, newer):
@@ -14,6 +19,8 @@ def check(result):
     )
     assert frozen["cosine"] < 0.2
     assert garbage["cosine"] > 0.999 and temperature["cosine"] > 0.99 and 0.4 < temperature["size"] < 0.6
+    hot = result.figures(case="notebook 08: the temperature, 2")
+    assert hot["cosine"] < 0.985 and hot["size"] > 1.5
     adam, sgd = (result.figures(case=f"notebook 08: {name}") for name in ("AdamW", "SGD"))
     assert adam["cosine"] > 0.97 and 0.9 < adam["size"] < 1.1
     assert sgd["cosine"] > 0.9999 and abs(sgd["size"] - 0.49) < 0.001
