@@ -33,7 +33,7 @@ def judge(x: Examination) -> Flag | None:
         return None
     said = (
         f"{x.key} compares the completions of a call: {len(some)} of a prompt get {figures.span(together)} in one "
-        f"call, and {figures.span(apart)} in calls of {x.part}, which is what a process hands over of a group of {x.group}"
+        f"call, and {figures.span(apart)} in calls of {x.part}, as a process hands them over of a group of {x.group}"
     )
     repair = (
         "Give each process whole groups: a multiple of num_generations as per_device_train_batch_size. Or gather the "
