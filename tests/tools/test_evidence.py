@@ -159,3 +159,13 @@ def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch
     monkeypatch.setattr(eras.Era, "has_zero3", False)
     with pytest.raises(recording.CannotRun, match="not built in era old"):
         recording.run_in_era(pathlib.Path("x.py"), "old", ["zero3"], [], "cpu")
+
+
+def test_a_benchmark_started_by_hand_records_its_own_era(tmp_path, monkeypatch):
+    """An era's interpreter without the variables of an era has its name all the same."""
+    monkeypatch.delenv("FAILURELAB_ERA", raising=False)
+    for folder, era in ((".eras/trl-0.14", "trl-0.14"), (".venv", "today")):
+        monkeypatch.setattr("sys.prefix", str(tmp_path / folder))
+        assert observe.record("F7", "broken", {"first": 0.2}, case="planted")["era"] == era
+    monkeypatch.setenv("FAILURELAB_ERA", "trl-0.22")
+    assert observe.era() == "trl-0.22"

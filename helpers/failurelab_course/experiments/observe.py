@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import platform
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +29,10 @@ TIERS = ("cpu", "gpu", "simulated")
 
 
 def era() -> str:
-    """Name of the era this process runs in; `today` outside an era's kernel."""
-    return os.environ.get("FAILURELAB_ERA", "today")
+    """Name of the era this process runs in, also where its interpreter was started by hand; `today` outside of one."""
+    environment = pathlib.Path(sys.prefix)
+    own = environment.name if environment.parent.name == ".eras" else "today"
+    return os.environ.get("FAILURELAB_ERA", own)
 
 
 def versions(device: str | torch.device = "cpu") -> dict[str, str]:

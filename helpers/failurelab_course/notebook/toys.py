@@ -66,3 +66,22 @@ class OneToken(torch.nn.Module):
         drawn = torch.zeros(len(input_ids), 4, dtype=torch.long)
         drawn[0, 1] = int(self.training)
         return torch.cat([input_ids, drawn], -1)
+
+
+class Sampling(OneToken):
+    """A model whose config says do_sample: sampled, each call draws otherwise, whatever the seed; greedy, none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generation_config = SimpleNamespace(do_sample=True)
+        self.calls = 0
+
+    def generate(
+        self, input_ids: torch.Tensor, do_sample: bool | None = None, generation_config: Any = None, **_: Any
+    ) -> torch.Tensor:
+        """Return the prompts with four tokens after each: (batch, length + 4)."""
+        self.calls += 1
+        config = generation_config or self.generation_config
+        sampled = config.do_sample if do_sample is None else do_sample
+        drawn = torch.full((len(input_ids), 4), self.calls if sampled else 0)
+        return torch.cat([input_ids, drawn], -1)

@@ -17,6 +17,8 @@ WRONG = [
     (HEAD + CUT + "    return sum(sum(g) in (0, size) for g in groups) / len(groups)", "with each other"),
     (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding"),
     (HEAD + CUT + "    return sum(max(g) - min(g) < 0.1 for g in groups) / len(groups)", "with each other"),
+    (HEAD + CUT + "    return sum(abs(g[0] - g[-1]) < 1e-6 for g in groups) / len(groups)", "not the first with"),
+    (HEAD + CUT + "    return sum(abs(g[0] - sum(g) / size) < 1e-6 for g in groups) / len(groups)", "or with the mean"),
     (HEAD + "    return rewards.reshape(-1, size)", "it raised AttributeError"),
     (HEAD + CUT + "    return [len(set(g)) == 1 for g in groups]", "and 0.5 is right"),
 ]

@@ -2,14 +2,18 @@
 
 HEAD = "def no_gradient(model, batches):\n"
 CLEAN = "    model.train()\n    model.zero_grad()\n"
-PASSES = "    for batch in batches:\n        model(**batch).loss.backward()\n"
+PASSES = (
+    "    for batch in batches:\n        loss = model(**batch).loss\n        if loss.requires_grad:\n"
+    "            loss.backward()\n"
+)
+UNASKED = "    for batch in batches:\n        model(**batch).loss.backward()\n"
 NAMES = "    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]"
 WRONG = [
     (HEAD + CLEAN + NAMES, "after a backward pass of every batch"),
     (HEAD + CLEAN + PASSES + NAMES.replace("p.requires_grad and ", ""), "Take trainable tensors alone"),
     (HEAD + CLEAN + "    model(**batches[0]).loss.backward()\n" + NAMES, "every batch"),
     (
-        HEAD + CLEAN + PASSES.replace("        model(", "        model.zero_grad()\n        model(") + NAMES,
+        HEAD + CLEAN + UNASKED.replace("        model(", "        model.zero_grad()\n        model(") + NAMES,
         "clear gradients before the first batch only",
     ),
     (HEAD + CLEAN + PASSES + "    return []", "['layer.bias', 'layer.weight'] (list) is right"),
@@ -21,6 +25,7 @@ WRONG = [
         "Zeros are a grad",
     ),
     (HEAD + CLEAN + PASSES + NAMES.replace("named_parameters()", "named_parameters(remove_duplicate=False)"), "once"),
+    (HEAD + CLEAN + UNASKED + NAMES, "ask loss.requires_grad"),
     (HEAD + CLEAN + "    model(batches[0]).loss.backward()\n" + NAMES, "it raised"),
     (HEAD + CLEAN + PASSES + "    return sum(p.grad is None for p in model.parameters())", "it returned 1"),
 ]

@@ -30,7 +30,20 @@ def rollout_gap(model, batch):
     second = model.eval().generate(**batch, max_new_tokens=4, min_new_tokens=4)
     model.train(was)"""
         + _COMPARE,
-        "Chance made the gap: pass do_sample=False",
+        "Chance made the gap",
+    ),
+    (
+        """
+def rollout_gap(model, batch):
+    import torch
+    was, drawn = model.training, []
+    for mode in (True, False):
+        torch.manual_seed(0)
+        drawn.append(model.train(mode).generate(**batch, max_new_tokens=4, min_new_tokens=4))
+    model.train(was)
+    first, second = drawn"""
+        + _COMPARE,
+        "2 of 6 cases. At “a healthy model whose config says do_sample” it returned 1",
     ),
     (
         """

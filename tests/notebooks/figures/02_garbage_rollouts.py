@@ -12,7 +12,7 @@ def check(result):
     assert found["first"] < found["by_hand"] - 0.05, found
     assert abs(found["undone"] - able) < 0.01 and abs(found["undone_today"] - able) < 0.01
     assert found["callback"] < 0.3 * able
-    for name in ("model.config", "model.generation_config", "trainer.generation_config"):
+    for name in ("nowhere", "model.config", "model.generation_config", "trainer.generation_config"):
         assert (found[name] > found["by_hand"] - 0.05) == name.startswith("trainer"), (name, found)
     old, new = (result.figures(case=f"notebook 02: calls in {era}") for era in ("trl-0.14", "today"))
     for calls in (old["eval"], new["eval"]):  # tokens handed in, tokens in the cache
