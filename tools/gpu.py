@@ -84,6 +84,9 @@ def environment(folder: pathlib.Path, sites: list[pathlib.Path]) -> pathlib.Path
     course.mkdir(exist_ok=True)
     (course / "METADATA").write_text("Metadata-Version: 2.1\nName: grpo-failurelab-course\nVersion: 0\n")
     (course / "entry_points.txt").write_text("[failurelab.commands]\ncourse = failurelab_course.cli:run\n")
+    launcher = folder / "bin" / "torchrun"  # torch's own, where it lies, starts that Python
+    launcher.write_text(f"#!{folder / 'bin' / 'python'}\nfrom torch.distributed.run import main\n\nmain()\n")
+    launcher.chmod(0o755)
     (site / "paths.pth").write_text(text)
     return folder / "bin" / "python"
 

@@ -89,6 +89,8 @@ def test_stacks_from_folders_come_before_this_python_s_libraries(tmp_path, monke
     for python, said in ((today, "today 1"), (era.python, "today 0")):
         assert subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout == said
     assert subprocess.run([era.python, "-c", "import below"]).returncode == 0
+    launcher = era.folder / "bin" / "torchrun"  # which notebooks call: of this environment
+    assert launcher.read_text().startswith(f"#!{era.python}\n") and os.access(launcher, os.X_OK)
     (tmp_path / ".venv").mkdir()
     assert gpu.main(["--sites", str(tmp_path / "sites")]) == 3
 
