@@ -832,6 +832,8 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
         args=types.SimpleNamespace(num_generations=None),
     )
     assert rollouts.prompts_of_a_batch(Training(trainer, {}), tokenizer) == ["111", "111111"]
+    trainer.processing_class = None  # as of a Trainer of one's own, whose collator has it
+    assert rollouts.prompts_of_a_batch(Training(trainer, {}), tokenizer) == ["111", "111111"]
 
 
 @pytest.mark.parametrize("release", ["4.48", "4.49"])

@@ -126,8 +126,8 @@ class RolloutJudge:
         """
         if cuts.generates_for_one(self._trainer.args):
             return True, "for one prompt nothing is padded"
-        lengths = {len(ids) for ids in prompt_ids(self._trainer, prompts)}
-        if len(lengths) < 2 and _differ(self._training):
+        lengths = {len(ids) for ids in prompt_ids(self._trainer, prompts, self._tokenizer)}
+        if len(lengths) < 2 and _differ(self._training, self._tokenizer):
             return False, "the prompts of the cut batch have one length, and a failure of padded ones would not show"
         planted = controls.error_without_causality(self._trainer.model, self._tokenizer, prompts, NEW_TOKENS)
         if planted <= rounding:
@@ -151,10 +151,10 @@ class RolloutJudge:
         return Finding.not_applicable("F7", "this trainer generates nothing")
 
 
-def _differ(training: Training) -> bool:
+def _differ(training: Training, tokenizer: Any) -> bool:
     """Whether prompts of the script's dataset differ in length."""
     prompts = [row["prompt"] for row in prompted(training, _MANY)]
-    return len({len(ids) for ids in prompt_ids(training.trainer, prompts)}) > 1
+    return len({len(ids) for ids in prompt_ids(training.trainer, prompts, tokenizer)}) > 1
 
 
 def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
@@ -176,9 +176,11 @@ def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
     if cuts.generates_for_one(trainer.args):
         return [prompts[-1]]
     if tokenizer is not None:
-        (shortest, longest) = prompt_ids(trainer, [prompts[0], prompts[-1]])
+        (shortest, longest) = prompt_ids(trainer, [prompts[0], prompts[-1]], tokenizer)
         others = [row["prompt"] for row in prompted(training, _MANY)] if len(shortest) == len(longest) else []
-        sizes = [(len(ids), prompt) for ids, prompt in zip(prompt_ids(trainer, others) if others else (), others)]
+        sizes = [
+            (len(ids), prompt) for ids, prompt in zip(prompt_ids(trainer, others, tokenizer) if others else (), others)
+        ]
         longer = sorted((size, place) for place, (size, _) in enumerate(sizes) if size != len(shortest))
         prompts += [sizes[place][1] for _, place in longer[:1] if _fits(trainer.model, tokenizer, sizes[place][1])]
     return [prompts[0], prompts[-1]]

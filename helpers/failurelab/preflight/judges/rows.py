@@ -76,16 +76,17 @@ def token_ids(value: Any) -> set[int]:
     return set() if value is None else {value} if isinstance(value, int) else set(value)
 
 
-def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+def prompt_ids(trainer: Any, prompts: Sequence[Any], other: Any = None) -> list[list[int]]:
     """Return the ids of prompts, as the trainer makes them; uncut.
 
     trl 1.x has a method for it, which is asked. Elsewhere the chat template is rendered, if the prompt has messages,
-    and no special tokens are added (trl 0.26 to 0.29 add them to plain text, which is not followed).
+    and no special tokens are added (trl 0.26 to 0.29 add them to plain text, which is not followed). A trainer without
+    a tokenizer of its own is asked with the other one.
     """
     own = getattr(trainer, "_tokenize_prompts", None)
     if own is not None:
         return [list(ids) for ids in own(list(prompts))[0]]
-    tokenizer = tokenizer_of(trainer)
+    tokenizer = tokenizer_of(trainer) or other
     options = {"tokenize": False, **(getattr(trainer, "chat_template_kwargs", None) or {})}
 
     def render(prompt: Sequence[Mapping[str, Any]]) -> str:
