@@ -51,9 +51,9 @@ MOVED_LATER = (
     "together.advantages_between "
     # What an engine said of its tokens is kept on the CPU; ranks add up there.
     "ranks.Ranks recorder._tensor "
-    # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here, toys and drawings.
-    "plan._copy plan.planned_rates vllm_stand_in.LLM toys.OneToken toys.Toy rounding.number_line "
-    "sequences.shares sequences.walks"
+    # On the CPU for good: stand-ins of parameters, a made-up batch, toys and drawings.
+    "plan._copy plan.planned_rates toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
+    "rounding.number_line sequences.shares sequences.walks"
 )
 FACTORIES = {"tensor", "zeros", "ones", "arange", "randint", "rand", "randn", "full", "empty", "linspace", "randperm"}
 

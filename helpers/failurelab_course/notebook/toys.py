@@ -55,16 +55,48 @@ class Toy(torch.nn.Module):
 
 
 class OneToken(torch.nn.Module):
-    """A model that draws, in train mode, one token of the first prompt otherwise than in eval mode."""
+    """A model that draws, in train mode, one token of the first prompt otherwise than in eval mode.
+
+    As with a model of transformers, 2 ends a completion, and what follows in its row is 0. A call of `generate` without
+    the attention mask is a TypeError.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.config = SimpleNamespace(pad_token_id=0, eos_token_id=2)
+        self.generation_config = SimpleNamespace(do_sample=False, pad_token_id=0, eos_token_id=2)
 
-    def generate(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the weights."""
+        return self.weight.device
+
+    def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> torch.Tensor:
         """Return the prompts with four tokens after each: (batch, length + 4)."""
-        drawn = torch.zeros(len(input_ids), 4, dtype=torch.long)
-        drawn[0, 1] = int(self.training)
+        drawn = torch.full((len(input_ids), 4), 5)
+        drawn[0, 1] += int(self.training)
+        return torch.cat([input_ids, drawn], -1)
+
+
+class GoesOn(OneToken):
+    """A model that ends each completion after a token; in train mode the first prompt's goes on for two more.
+
+    With `min_new_tokens` none may end: all go on with tokens that differ between the modes.
+    """
+
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, min_new_tokens: int | None = None, **_: Any
+    ) -> torch.Tensor:
+        """Return the prompts and what was drawn: (batch, length + 1), or more in train mode or for `min_new_tokens`."""
+        if min_new_tokens:
+            drawn = torch.full((len(input_ids), min_new_tokens), 5 + int(self.training))
+        else:
+            drawn = torch.tensor([[2, 0, 0]] * len(input_ids))
+            if self.training:
+                drawn[0] = torch.tensor([5, 5, 2])
+            else:
+                drawn = drawn[:, :1]
         return torch.cat([input_ids, drawn], -1)
 
 
@@ -73,15 +105,20 @@ class Sampling(OneToken):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generation_config = SimpleNamespace(do_sample=True)
+        self.generation_config.do_sample = True
         self.calls = 0
 
     def generate(
-        self, input_ids: torch.Tensor, do_sample: bool | None = None, generation_config: Any = None, **_: Any
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        do_sample: bool | None = None,
+        generation_config: Any = None,
+        **_: Any,
     ) -> torch.Tensor:
         """Return the prompts with four tokens after each: (batch, length + 4)."""
         self.calls += 1
         config = generation_config or self.generation_config
         sampled = config.do_sample if do_sample is None else do_sample
-        drawn = torch.full((len(input_ids), 4), self.calls if sampled else 0)
+        drawn = torch.full((len(input_ids), 4), 5 + (self.calls if sampled else 0))
         return torch.cat([input_ids, drawn], -1)

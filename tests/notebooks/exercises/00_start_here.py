@@ -11,14 +11,25 @@ WRONG = [
     (
         HEAD + "    groups = [rewards[i::size] for i in range(size)]\n"
         "    return sum(len(set(g)) == 1 for g in groups) / len(groups)",
-        "At “two groups of four” it returned 1, and 0 is right",
+        "At “three groups of four” it returned 0.5, and 0.6667 is right",
     ),
     (HEAD + CUT + "    return sum(max(g) == 0 for g in groups) / len(groups)", "teach as little as eight wrong"),
     (HEAD + CUT + "    return sum(sum(g) in (0, size) for g in groups) / len(groups)", "with each other"),
     (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding"),
     (HEAD + CUT + "    return sum(max(g) - min(g) < 0.1 for g in groups) / len(groups)", "with each other"),
-    (HEAD + CUT + "    return sum(abs(g[0] - g[-1]) < 1e-6 for g in groups) / len(groups)", "not the first with"),
-    (HEAD + CUT + "    return sum(abs(g[0] - sum(g) / size) < 1e-6 for g in groups) / len(groups)", "or with the mean"),
+    (
+        HEAD + CUT + "    return sum(abs(g[0] - g[-1]) < 1e-6 for g in groups) / len(groups)",
+        "not the first with the last",
+    ),
+    (
+        HEAD + CUT + "    return sum(abs(g[0] - sum(g) / size) < 1e-6 for g in groups) / len(groups)",
+        "not one with the mean",
+    ),
     (HEAD + "    return rewards.reshape(-1, size)", "it raised AttributeError"),
     (HEAD + CUT + "    return [len(set(g)) == 1 for g in groups]", "and 0.5 is right"),
+    (
+        HEAD + "    count = len(rewards) // size\n    groups = [rewards[i::count] for i in range(count)]\n"
+        "    return sum(len(set(g)) == 1 for g in groups) / len(groups)",
+        "At “three groups of four”",
+    ),
 ]

@@ -7,7 +7,7 @@ MODEL = "    if not model(**batch).loss.requires_grad:\n        return 'model'\n
 AFTER = "    if not training_loss(model, batch).requires_grad:\n        return 'after'\n"
 REST = "    return 'nowhere'\n"
 WRONG = [
-    (HEAD + "    return 'frozen'\n", "0 of 6 cases. At “a healthy model”"),
+    (HEAD + "    return 'frozen'\n", "0 of 7 cases. At “a healthy model”"),
     (HEAD + TRAIN + MODEL + AFTER + REST, "Ask each parameter's requires_grad"),
     (HEAD + TRAIN + FROZEN + AFTER + REST, "ask its loss before that of training"),
     (HEAD + TRAIN + FROZEN + AFTER + MODEL + REST, "ask its loss before that of training"),
@@ -19,4 +19,6 @@ WRONG = [
         "ask the parameters first",
     ),
     (HEAD + "    return all(p.requires_grad for p in model.parameters())", "it returned False"),
+    (HEAD + TRAIN + FROZEN + MODEL + "    model.eval()\n" + AFTER + REST, "training_loss needs train mode too"),
+    (HEAD + TRAIN + FROZEN.replace("any(", "all(") + MODEL + AFTER + REST, "one trainable parameter is enough"),
 ]

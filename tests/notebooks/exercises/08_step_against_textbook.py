@@ -6,7 +6,10 @@ BY_NAME = "    one, other = (torch.cat([side[n].flatten() for n in {}]) for side
 RETURN = "    return cosine_of(one, other, 0), one.norm() / other.norm()"
 WRONG = [
     (HEAD + CAT + "    return cosine_of(one, other, 0)", "a pair of numbers"),
-    (HEAD + CAT + "    return abs(cosine_of(one, other, 0)), one.norm() / other.norm()", "The sign is the cosine's"),
+    (
+        HEAD + CAT + "    return abs(cosine_of(one, other, 0)), one.norm() / other.norm()",
+        "and -1 and 3 is right. The sign is the cosine's",
+    ),
     (HEAD + CAT + "    return cosine_of(one, other, 0), other.norm() / one.norm()", "the factor is the size's"),
     (
         HEAD + "    pairs = [(theirs[n].flatten(), ours[n].flatten()) for n in theirs]\n"
@@ -21,7 +24,7 @@ WRONG = [
         "not a mean over tensors",
     ),
     (HEAD + CAT + "    return cosine_of(one, other, 0), float('nan')", "Cosine 1, size 1"),
-    (HEAD + CAT + RETURN, "Pair tensors by name, not by place."),
+    (HEAD + CAT + RETURN, "and 1 and 1 is right. Pair tensors by name, not by place."),
     (HEAD + BY_NAME.format("ours") + RETURN, "Leave out of `ours` what `theirs` lacks."),
     (HEAD + BY_NAME.format("sorted(ours)") + RETURN, "it raised KeyError"),
 ]

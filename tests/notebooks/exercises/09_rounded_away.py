@@ -24,4 +24,28 @@ WRONG = [
         "The step is less than half of the spacing",
     ),
     ("def can_move(weights, step):\n    return (weights - step) != weights", "Of a negative weight"),
+    (
+        "def can_move(weights, step):\n    double = weights.double()\n"
+        "    return [bool((w + s).to(weights.dtype) != w) for w, s in zip(double, [step] * len(double))]",
+        "and tensor([False]), with `weights` as they came, is right",
+    ),
+    (
+        "def can_move(weights, step):\n    return ((w.double() + step).to(weights.dtype) != w for w in weights)",
+        "(generator), and tensor([False])",
+    ),
+    (
+        "def can_move(weights, step):\n"
+        "    old = weights.clone()\n"
+        "    weights.copy_(old.double() + step)\n"
+        "    up = weights != old\n"
+        "    weights.copy_(old.double() - step)\n"
+        "    return up | (weights != old)",
+        "1 of 7 cases. At “0.05 and 0.001, and 3e-5” it returned",
+    ),
+    ("def can_move(weights, step):\n    return weights * (1 + step) != weights", "the step is added: it is no factor"),
+]
+RIGHT = [
+    "def can_move(weights, step):\n"
+    "    return ((weights.double() + step).to(weights.dtype) != weights) | "
+    "((weights.double() - step).to(weights.dtype) != weights)"
 ]

@@ -42,7 +42,17 @@ WRONG = [
         _BATCH.format("rows.shuffle(seed=0)") + "    return sum(g == 1 for g in given) / len(given)",
         "nor how many get 1",
     ),
-    (_BATCH.format("rows.shuffle(seed=0)[:1]") + "    return sum(given) / len(given)", "In fewer rows chance decides"),
+    (_BATCH.format("rows.shuffle(seed=0)[:1]") + "    return sum(given) / len(given)", "in fewer, chance decides"),
     (_BATCH.format("rows[1:33]") + "    return sum(given) / len(given)", "wherever it begins"),
     (_BATCH.format("rows[28:]") + "    return sum(given) / len(given)", "wherever it begins"),
+    (
+        "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n"
+        "    given = reward(batch['prompt'], batch['answer'], batch['answer'])\n    return sum(given) / len(given)",
+        "A trainer calls by name.",
+    ),
+    (
+        "def paid(reward, rows):\n    given = [reward(prompts=[row['prompt']], completions=[row['answer']], "
+        "answer=[row['answer']])[0] for row in rows.shuffle(seed=0)]\n    return sum(given) / len(given)",
+        "Hand over 32 rows or more in ONE call",
+    ),
 ]

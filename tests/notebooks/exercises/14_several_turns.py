@@ -3,7 +3,7 @@
 HEAD = "import itertools\n\ndef first_apart(drawn, scored):\n"
 LOOP = "    for place, (one, other) in enumerate(zip(drawn, scored)):\n        if one != other:\n"
 WRONG = [
-    (HEAD + LOOP + "            return place\n    return -1", "an end that was lost at the end"),
+    (HEAD + LOOP + "            return place\n    return -1", "the length of the shorter"),
     (HEAD + "    return -1 if set(drawn) == set(scored) else 0", "another id in the middle"),
     (HEAD + "    return drawn != scored", "it returned True"),
     (
@@ -26,4 +26,5 @@ WRONG = [
         "    return next((place for place, (one, other) in enumerate(pairs) if one != other), -1)",
         "0 is an id like others",
     ),
+    (HEAD + LOOP + "            return place", "At “the same ids” it returned nothing. Nothing differs: -1"),
 ]
