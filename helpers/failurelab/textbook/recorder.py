@@ -249,16 +249,20 @@ class Recorder:
         return output
 
     def _believe(self, rewards: Any) -> None:
-        """Put rewards, (completions, functions), in the place of the functions' own, unless one of these is lost."""
+        """Put rewards, (completions, functions), in the place of the functions' own.
+
+        Not where a function no longer tells completions apart, or where one that gave no reward has one.
+        """
         rows = self._batches[-1].rows
         told = torch.as_tensor(rewards, dtype=torch.float32).cpu().tolist()
         values = [tuple(None if math.isnan(value) else value for value in row) for row in told]
         if len(values) != len(rows) or any(len(row.rewards) != len(value) for row, value in zip(rows, values)):
             return
-        if any(
-            len(set(own)) > 1 == len(set(its)) for own, its in zip(zip(*(row.rewards for row in rows)), zip(*values))
-        ):
+        columns = list(zip(zip(*(row.rewards for row in rows)), zip(*values)))
+        if any(len(set(own)) > 1 == len(set(its)) for own, its in columns):
             return
+        if any(a is None and b is not None for own, its in columns for a, b in zip(own, its)):
+            return  # no reward is not a reward of 0
         other = [not _is_same(row.rewards, value) for row, value in zip(rows, values)]
         if any(other):
             name = f"{type(self.trainer).__name__}._calculate_rewards"
