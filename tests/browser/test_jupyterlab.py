@@ -189,7 +189,7 @@ def test_knobs_draw_a_picture_anew(page, lab, wait):
         "def draw(axes, rate, cache):\n"
         "    axes.plot([0, rate], [0, 2 if cache else 1])\n"
         "notebook.knobs(draw, {'rate': [1, 2, 3, 4], 'cache': [True, False]},\n"
-        "               [{'rate': 1, 'cache': True}], 'a line')",
+        "               [{'rate': 1, 'cache': True}], 'A line that rises')",
     )
     picture = panel.locator("img.widget-image")
     picture.wait_for(timeout=180_000)
