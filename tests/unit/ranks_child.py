@@ -18,7 +18,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -32,6 +31,7 @@ from steps import OnlineDPOTrainer, online_dpo, right, rloo, trainer
 from transformers import TrainerCallback
 
 from failurelab import errors, guards
+from failurelab._meeting import free_port
 from failurelab.textbook import comparison, ranks, recorder, together
 from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import models
@@ -399,16 +399,14 @@ def launch(folder, work, *args, count=2, patience=PATIENCE):
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])  # of what is forked from
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ranks_child"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = [context.Process(target=enter, args=(rank, count, port, folder, work, args)) for rank in range(count)]
-    for process in started:
-        process.start()
-    try:
+    with free_port() as port:
+        started = [context.Process(target=enter, args=(rank, count, port, folder, work, args)) for rank in range(count)]
         for process in started:
-            process.join(patience)
-    finally:
-        for process in started:
-            process.kill()
+            process.start()
+        try:
+            for process in started:
+                process.join(patience)
+        finally:
+            for process in started:
+                process.kill()
     return [process.exitcode for process in started]

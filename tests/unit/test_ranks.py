@@ -57,7 +57,9 @@ def skip_without_compiler(*names):
 def answers(folder, *names, count=2):
     """Run cases in so many processes; return the answers of each rank, in the order of the cases."""
     skip_without_compiler(*names)
-    launch(folder, run_cases, names, count=count)
+    codes = launch(folder, run_cases, names, count=count)
+    for rank, code in enumerate(codes):  # shown where the test fails: a rank that died says so nowhere else
+        print(f"rank {rank} ended with {code}:\n{(folder / f'log-{rank}').read_text(errors='replace')[-4000:]}")
     paths = [folder / f"answers-{rank}" for rank in range(count)]
     return [[json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in paths]
 

@@ -17,13 +17,13 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from failurelab._meeting import free_port
 from failurelab.preflight.answer import Answer, Change, Effect
 from failurelab.preflight.script_text import location, read_source
 
@@ -124,27 +124,25 @@ class Session:
         shared = {name: str(folder / name) for name in ("output", "tmp", "together")}
         for path in shared.values():
             pathlib.Path(path).mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         also = shared | {"files": change.files, "gpus": self.gpus, "explained": self.explained}
-        orders = [rank.order | also | {"variables": self._variables(rank.rank, port)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
         assert process.stdin is not None  # a pipe
-        try:
-            process.stdin.write(json.dumps(orders).encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            process.wait()
-        try:
-            self._wait(process, ranks)
-            results = [rank.result(self.folder, process.returncode) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.end()
-            _kill_below(folder)
+        with free_port() as port:
+            orders = [rank.order | also | {"variables": self._variables(rank.rank, port)} for rank in ranks]
+            try:
+                process.stdin.write(json.dumps(orders).encode() + b"\n")
+                process.stdin.flush()
+            except BrokenPipeError:
+                process.wait()
+            try:
+                self._wait(process, ranks)
+                results = [rank.result(self.folder, process.returncode) for rank in ranks]
+            finally:
+                for rank in ranks:
+                    rank.end()
+                _kill_below(folder)
         answer = together(results, self._cut())
         self.explained = self.explained or answer.explained
         return answer

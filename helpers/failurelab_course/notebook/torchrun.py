@@ -12,12 +12,12 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import traceback
 from typing import Any
 
+from failurelab._meeting import free_port
 from failurelab.errors import FailureLabError
 from failurelab_course import processes
 
@@ -84,15 +84,13 @@ def _serve() -> None:
 
 def _launch(task: dict[str, Any]) -> dict[str, Any]:
     os.chdir(task["folder"])
-    with socket.socket() as free:  # bound until all have ended, so that no other program gets the port
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", 0))
+    with free_port() as port:
         outputs = [os.memfd_create(name) for _ in range(task["count"]) for name in ("out", "error")]
         ranks = {}
         for rank in range(task["count"]):
             child = os.fork()
             if not child:
-                _be_rank(task, rank, free.getsockname()[1], *outputs[2 * rank : 2 * rank + 2])
+                _be_rank(task, rank, port, *outputs[2 * rank : 2 * rank + 2])
             ranks[child] = rank
         failed = None
         while ranks:

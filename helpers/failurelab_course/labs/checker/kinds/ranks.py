@@ -8,7 +8,6 @@ addition two steps of both are compared with GRPO's definition, as the kind `ste
 import contextlib
 import os
 import signal
-import socket
 import traceback
 import types
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from failurelab import textbook
+from failurelab._meeting import free_port
 from failurelab_course.labs.checker.base import CheckRun, import_script
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 from failurelab_course.labs.checker.kinds.step import NOTHING, STEPS
@@ -23,11 +23,8 @@ from failurelab_course.labs.checker.kinds.step import NOTHING, STEPS
 
 def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Train the script's trainer in two processes, and fill in `run.metrics`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with mock.patch.dict(os.environ, launch | {"RANK": "0", "LOCAL_RANK": "0"}), _beside(script, run):
+    launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    with free_port() as port, mock.patch.dict(os.environ, launch | {"MASTER_PORT": str(port)}), _beside(script, run):
         fresh = import_script(script.__file__)  # a script may ask for its rank as it is imported
         trainer_kind.measure(fresh, run, _compared)
 
