@@ -409,4 +409,5 @@ def launch(folder, work, *args, count=2, patience=PATIENCE):
         finally:
             for process in started:
                 process.kill()
+                process.join()
     return [process.exitcode for process in started]

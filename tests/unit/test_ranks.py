@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import shutil
+import signal
 
 import pytest
 from ranks_child import PHASES, UNLIKE, launch, run_cases
@@ -46,6 +47,7 @@ PLANTED = {
     "zero3 rank left out": together.LEFT_OUT,
 }
 PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:16], tuple(PLANTED)[16:])  # DeepSpeed's by themselves
+CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 COMPILER = bool(shutil.which("g++") or shutil.which("c++"))  # which builds DeepSpeed's operation for the CPU
 
 
@@ -54,12 +56,19 @@ def skip_without_compiler(*names):
         pytest.skip("no C++ compiler builds DeepSpeed's operation")
 
 
-def answers(folder, *names, count=2):
+def answers(path, *names, count=2):
     """Run cases in so many processes; return the answers of each rank, in the order of the cases."""
     skip_without_compiler(*names)
-    codes = launch(folder, run_cases, names, count=count)
-    for rank, code in enumerate(codes):  # shown where the test fails: a rank that died says so nowhere else
-        print(f"rank {rank} ended with {code}:\n{(folder / f'log-{rank}').read_text(errors='replace')[-4000:]}")
+    for attempt in ("first", "second"):
+        folder = path / attempt
+        folder.mkdir()
+        codes = launch(folder, run_cases, names, count=count)
+        for rank, code in enumerate(codes):  # shown where the test fails: a rank that died says so nowhere else
+            print(f"rank {rank} ended with {code}:\n{(folder / f'log-{rank}').read_text(errors='replace')[-4000:]}")
+        # Threads of gloo crash a process now and then (https://github.com/pytorch/pytorch/issues/65237): then nothing
+        # was asked of the guard. Any other end is the answer.
+        if not CRASHES & set(codes):
+            break
     paths = [folder / f"answers-{rank}" for rank in range(count)]
     return [[json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in paths]
 
