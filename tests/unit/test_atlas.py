@@ -90,6 +90,12 @@ def test_what_was_measured_and_what_an_upgrade_changes_is_one_line(table):
     assert "upgrade" not in atlas.cite({"trl": "1.16.0", "transformers": "4.53.2"})
 
 
+def test_an_upgrade_does_not_heal_what_the_script_itself_makes():
+    versions = {"trl": "0.22.2", "transformers": "4.56.1"}
+    assert "F21" in atlas.cite(versions).partition("heals")[2].split(" and ")[0]
+    assert "F21" not in atlas.cite(versions, {"F21"}).partition("heals")[2].split(" and ")[0]
+
+
 def test_a_table_of_the_releases_that_have_a_failure(table):
     """Set-ups are columns, and releases that were found alike are one row."""
     columns, rows = atlas.table(["F1"])

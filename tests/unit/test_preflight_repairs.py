@@ -231,6 +231,15 @@ def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
     assert Arguments({"num_generations": 4}).change(given) is None
 
 
+@pytest.mark.parametrize(("other", "wanted"), [("num_generations=cli.n, ", "cli.n"), ("", "4")])
+def test_an_argument_that_is_to_equal_another_is_written_as_that_one(other, wanted):
+    """So that an option of the script's command line stays an option, and changes both."""
+    given = script(f"args = @arguments GRPOConfig({other}per_device_train_batch_size=cli.batch)\n")
+    size = "per_device_train_batch_size"
+    (text,) = Arguments({size: 4}, {size: "num_generations"}).change(given).files.values()
+    assert f"{size}={wanted})" in text
+
+
 def test_edits_inside_a_function(tmp_path):
     path = tmp_path / "rewards.py"
     path.write_text(
@@ -583,6 +592,7 @@ EVERY_FIELD = Finding(
     diff="+x",
     round=2,
     hidden=True,
+    own=True,
 )
 
 

@@ -40,6 +40,22 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
 
 
+@pytest.mark.parametrize(("beta", "told"), [(0.0, True), (0.5, False)])
+def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokenizer, tmp_path):
+    """It is what people ask about first: the advantages of a group add up to 0, and so does the loss, if each row's
+    tokens count together.
+    """
+    options = {"beta": beta, "logging_steps": 1, "max_steps": 2, "learning_rate": 1e-2}
+    options |= {"loss_type": "grpo"} if has("loss_type") else {}
+    training = Training(trainer(model, tokenizer, tmp_path, **options), {}, small=True)
+    step = StepJudge(training)
+    with step.listening():
+        training.trainer.train()
+    answers = {answer.failure: answer.verdict for answer in step.answers()}
+    assert answers["F21"] is Verdict.HELD
+    assert any("loss of 0" in note for note in training.notes) == told
+
+
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
     """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of.
 

@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -109,11 +109,12 @@ def newest() -> Column:
     return [column for column in read()[1] if column.name.startswith("trl-")][-1]
 
 
-def cite(versions: Mapping[str, str] | None = None) -> str:
+def cite(versions: Mapping[str, str] | None = None, own: Collection[str] = ()) -> str:
     """Return in one line what was measured with these versions, and what an upgrade changes; empty where nothing was.
 
     Args:
         versions: package to version; None for those of this Python.
+        own: failures that a script makes itself, which no upgrade heals.
     """
     column = find(_installed() if versions is None else versions)
     if column is None:
@@ -122,7 +123,7 @@ def cite(versions: Mapping[str, str] | None = None) -> str:
     line = f"{_name(column)}, as measured: {_in_order(had) or 'no failure'}"
     if Version(column.versions["trl"]) >= Version(newest().versions["trl"]):
         return line
-    changes = {"heals": had.keys() - after.keys(), "brings": after.keys() - had.keys()}
+    changes = {"heals": had.keys() - after.keys() - set(own), "brings": after.keys() - had.keys()}
     told = [f"{verb} {_in_order(ids)}" for verb, ids in changes.items() if ids] or ["changes none of these"]
     return f"{line}; an upgrade to {newest().versions['trl']} {' and '.join(told)}"
 

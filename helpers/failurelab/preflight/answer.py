@@ -113,6 +113,7 @@ class Finding:
         diff: its repair as a diff of the script, on top of the repairs of the rounds before.
         round: in which it was named, from 1.
         hidden: whether the first run did not show it, for another failure hid it.
+        own: whether the script's own code changes what has it, so that no other release of a library need heal it.
     """
 
     failure: str
@@ -133,6 +134,7 @@ class Finding:
     diff: str = ""
     round: int = 0
     hidden: bool = False
+    own: bool = False
 
     @classmethod
     def suspected(cls, failure: str, evidence: str, why: str, repair: str = "", **more: Any) -> "Finding":

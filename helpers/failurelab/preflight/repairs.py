@@ -132,15 +132,24 @@ _CHECKED_WHEN_MADE = (
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(Repair):
-    """Training arguments with other values."""
+    """Training arguments with other values.
+
+    Attributes:
+        values: argument to value.
+        like: argument to another one that has the same value: where the call names that, its text is written, so that
+            the two stay equal when an option of the script changes them.
+    """
 
     values: Mapping[str, Any]
+    like: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def edit(self, script: EditableScript) -> list[Edit]:
         """Set them where they are made, on the object that the trainer is given, in a YAML file, or as options."""
         sources = {name: repr(value) for name, value in self.values.items()}
         for text, call in script.calls("arguments"):
-            return text.set_keywords(call, sources)
+            named = {keyword.arg: text.source(keyword.value) for keyword in call.keywords}
+            like = {name: named[other] for name, other in self.like.items() if other in named}
+            return text.set_keywords(call, sources | like)
         checked = not sources.keys().isdisjoint(_CHECKED_WHEN_MADE)
         for text, call in () if checked else script.calls("trainer"):
             if name := _names(call, "trainer").get("args"):

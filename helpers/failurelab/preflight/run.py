@@ -514,7 +514,7 @@ class WatchedScript:
         models = isinstance(functions, list) and any(callable(getattr(each, "parameters", None)) for each in functions)
         if engine and models:
             engine.append("the reward model under ZeRO: whole, and small")
-        kept = ["what is saved, and what stands behind train(): not run"]
+        kept = ["saving, and what comes after train(): not run"]
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short, *kept]
 
     def _note_other_trainings(self, source: Source) -> None:

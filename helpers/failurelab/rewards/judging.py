@@ -327,9 +327,11 @@ def _rows_not_told(x: Examination) -> Flag | None:
                 control="where each call of the trainer has one prompt alone, that is the same",
                 fault="first row",
             )  # fmt: skip
+        paid = figures.span([value for each, value in zip(x.completions, x.rewards) if each.row in untold])
         return x.not_checked(
-            f"{x.key} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows, such as "
-            f"{x.column} {reference}, in all forms that were tried: does it compare each with its own reference?"
+            f"{x.key} pays a right answer and a wrong one the same ({paid}) for {len(untold)} of {len(judged)} rows, "
+            f"such as {x.column} {reference}, in all forms that were tried. Such a row teaches nothing: is that meant? "
+            "If not, look at what the function compares there"
         )
     if not tells(variant=0):
         return x.not_checked(

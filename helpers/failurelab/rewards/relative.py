@@ -32,18 +32,19 @@ def judge(x: Examination) -> Flag | None:
     if len(apart) != len(some) or _same(together, apart):
         return None
     said = (
-        f"{x.key} compares the completions of a call: {len(some)} of a prompt get {figures.span(together)} in one "
-        f"call, and {figures.span(apart)} in calls of {x.part}, as a process hands them over of a group of {x.group}"
+        f"{x.key} compares the completions of a call with each other, and a call has {x.part} of the {x.group} of a "
+        f"group: a process hands over only its own. {len(some)} completions of one prompt get {figures.span(together)} "
+        f"in one call (as in the table), and {figures.span(apart)} in calls of {x.part}"
     )
     repair = (
-        "Give each process whole groups: a multiple of num_generations as per_device_train_batch_size. Or gather the "
+        f"Set per_device_train_batch_size to num_generations ({x.group}): then each process has one whole group. A "
+        "larger multiple puts several prompts into a call, which a comparison has to keep apart."
     )
-    repair += "completions of all processes before they are compared."
     if len(set(apart)) > 1:
         why = "the rewards still differ; what a comparison within a part of a group is worth only a run tells"
         return Flag(x.key, "F14", "SUSPECTED", said, repair, control=why, fault="call")
     tried = f"in one call of a whole group they get {figures.span(together)}"
-    fix = ("arguments", {"per_device_train_batch_size": x.group})
+    fix = ("arguments", {"per_device_train_batch_size": x.group}, {"per_device_train_batch_size": "num_generations"})
     said += f": all get the same, so {'every advantage is 0' if x.alone else 'it adds nothing to any advantage'}"
     return x.found("call", said, repair, tried, fix=fix)
 

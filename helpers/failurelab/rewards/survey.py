@@ -225,7 +225,7 @@ def _judge_sum(
         f"{total:g} ({quote(each.text)})"
         for total, each in (min(zip(totals, kept), key=_first), max(zip(totals, kept), key=_first))
     ]
-    said = f"{len(totals)} made-up completions got {' to '.join(ends)}"
+    said = f"{len(totals)} made-up completions are told apart: they got {' to '.join(ends)}"
     if figures.is_flat(kept, totals):
         what = f"{said}: with reward_weights {list(weights)} the sum is the same for all completions of a prompt"
         repair = "Give each function that is to teach a weight that the others do not cancel."
@@ -235,7 +235,7 @@ def _judge_sum(
     planted = Examination(one_for_all, first.key, dataclasses.replace(first.inputs, more={}, usual={}), kept)
     list(examine(planted))
     if planted.rewards and not planted.varies:
-        control = "a function that gives 1 to all of them, asked in the same way, is seen as equal"
+        control = "a function that always gives 1 was seen as equal"
         yield Flag("", "F10", "HELD", said, control=control)
     else:
         yield Flag(

@@ -390,8 +390,8 @@ class _Comparer:
         cosine, size = floor.band
         said = (
             f"{apart} beside the textbook's gradient ({len(self.trained)} completions, {tally.tokens} tokens, "
-            f"{len(self.theirs)} tensors; healthy: cosine at least {1 - cosine:.4f}; size, which is its "
-            f"length by the textbook's, 1 ± {size:.2f})"
+            f"{len(self.theirs)} tensors; healthy: cosine at least {1 - cosine:.4f}; size, its length "
+            f"divided by the textbook's, 1 ± {size:.2f})"
         )
         if self.ranks.count > 1:
             said += f"; {self.ranks.count} processes"

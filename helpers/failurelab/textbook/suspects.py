@@ -38,6 +38,7 @@ from failurelab.textbook.together import (
 )
 
 MISSING = "tensors without gradient"
+NO_GRADIENT = "no gradient"
 ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
 CONTROLS = ("scores shifted by one", "rows of the prompt", "no attention mask", "temperature")
 When = Callable[[Sequence[Row], Options], bool]
@@ -338,7 +339,7 @@ class Search:
     def _missing(self, ours: Gradient) -> Explanation | None:
         """Return the explanation that tensors, or all, have no gradient, where all others have the right one."""
         if not norm(self.theirs):
-            return Explanation("no gradient", "Named: no gradient, in any of the tensors.")
+            return Explanation(NO_GRADIENT, "Named: no gradient, in any of the tensors.")
         empty = [name for name, grad in self.theirs.items() if not grad.any() and ours[name].any()]
         rest = {name: grad for name, grad in ours.items() if name not in empty and grad.any()}
         if empty and rest and self.floor.holds(measure_apart({name: self.theirs[name] for name in rest}, rest)):

@@ -178,7 +178,7 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
             part="max_completion_length",
         )
     else:
-        yield Finding.held("F11", evidence, f"from {CLIPPED:.0%} on it would be told")
+        yield Finding.held("F11", evidence, f"told from {CLIPPED:.0%} on")
 
 
 def _too_short(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:

@@ -108,7 +108,7 @@ class LogitsJudge:
             return Finding.not_checked("F3a", f"{evidence}; unasked, the model makes no more for this batch")
         if report is None:
             return Finding.not_checked("F3a", "no training pass was seen")
-        return Finding.not_applicable("F3a", "no rows are asked for by a name that this model swallows")
+        return Finding.not_applicable("F3a", "the trainer asks for rows by a name that this model takes, or for none")
 
     def _versions(self) -> str:
         known = f"this model takes {logits.keep_argument(self._model) or 'no argument'}"

@@ -144,7 +144,7 @@ def _repair(fix: tuple[Any, ...], function: Any, place: int, weights: list[float
     of_function = {"any keywords": repairs.AnyKeywords, "dotall": repairs.DotAll, "first line": repairs.FirstLine}
     if kind in of_function:
         return of_function[kind](function, *values)
-    return repairs.Arguments(values[0]) if kind == "arguments" else None
+    return repairs.Arguments(*values) if kind == "arguments" else None
 
 
 def _never_called(training: Training, functions: list[Any], places: Sequence[int]) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
 from failurelab.textbook.ranks import RanksApart
+from failurelab.textbook.suspects import NO_GRADIENT
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -74,7 +75,19 @@ _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  #
 _LIBRARIES = ("trl", "transformers", "builtins")
 _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _FEW = 4  # methods of a script's own that are taken out one after the other
-_OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
+_OTHERWISE = (
+    "The error is in what is overridden or patched: correct it there. An edit that takes it out shows where the error "
+    "is; what else stands in it (clipping, a penalty, logging) goes with it. failurelab.guards.StepGuard(trainer) "
+    "checks the repair."
+)
+_LOSS_OF_ZERO = (
+    "the log shows a loss of 0, as by definition: where completions are used once and beta is 0, the loss is the mean "
+    "of the advantages, which add up to 0 in a group. Its gradient is not 0: watch the reward and grad_norm"
+)
+_FLAT = (
+    "A loss without a gradient often compares log-probs with themselves: of exp(logps - old_logps) the old ones need "
+    ".detach(). "
+)
 
 
 class StepJudge(TrainerCallback):
@@ -243,7 +256,7 @@ class StepJudge(TrainerCallback):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
-        where = f" The script also overrides {names}." if own else ""
+        where = f" The script overrides {names}." if own else ""
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
@@ -262,7 +275,7 @@ class StepJudge(TrainerCallback):
             else:
                 yield Finding.suspected(failure, said, why, repair, undo=undo)
         else:
-            yield Finding(failure, said, repair, undo=undo)
+            yield Finding(failure, said, repair, undo=undo, own=bool(own or self.replaced))
         besides = failure != "F15" and "temperature" in report.line
         if besides:
             said = f"step {report.step}: these scores lack the temperature too"
@@ -313,7 +326,7 @@ class StepJudge(TrainerCallback):
             accumulated, on_device = (given.get(name) or least for name, least in _BATCH.items())
             whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
             return _WITHOUT_ACCUMULATION, Arguments(whole)
-        words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
+        words = _REPAIRS.get(failure) or _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE)
         undo = undos.get(failure) or undos.get(named) or _without(own)
         if failure == "F3b" and own:  # the versions may be innocent
             words, undo = _OTHERWISE, (*_flat(_without(own)), LOGITS_REPAIRED)
@@ -329,6 +342,8 @@ class StepJudge(TrainerCallback):
         first, last = reports[0], reports[-1]
         evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
         self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
+        if self._loss_of_zero():
+            self.training.notes.append(_LOSS_OF_ZERO)
         hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
         if hidden:
             evidence += f". This does not show: {', '.join(hidden)}"
@@ -339,6 +354,12 @@ class StepJudge(TrainerCallback):
             return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
         return Finding.held("F21", evidence, "; ".join(planted))
+
+    def _loss_of_zero(self) -> bool:
+        """Return whether the log shows a loss of 0, to the four digits that people read, in each step."""
+        losses = [entry["loss"] for entry in self.trainer.state.log_history if "loss" in entry]
+        without_penalty = not getattr(self.trainer.args, "beta", None)
+        return without_penalty and bool(losses) and all(abs(loss) < 5e-5 for loss in losses)
 
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""

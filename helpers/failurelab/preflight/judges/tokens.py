@@ -148,11 +148,14 @@ def _ask_model(
             break
     else:
         return None
-    counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {tokens} tokens, with it {templated}"
+    counted = (
+        f"{evidence}; of {len(prompts)} greedy completions {plain} end within {tokens} tokens without the template, "
+        f"and {templated} with it"
+    )
     if templated > plain:
         return Finding("F12", counted, repair, tried=f"with the template {templated} of {len(prompts)} end")
     if not training.real:  # a small model that was made for a test may end anything
-        return Finding.not_checked("F12", f"{counted}, not fewer")
+        return Finding.not_checked("F12", f"{counted}: here it makes no difference, on a small model")
     kept = _ended(model, tokenizer, prompts, may_end=False)
     return Finding.held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
 
@@ -244,7 +247,7 @@ def _turns(training: Training, tokenizer: Any) -> Finding:
     if (not template or turn is None) and config and config <= known:
         evidence = f"{ends}, as the model's generation config says; the prompts are without a chat template"
         return Finding.held(
-            "F13", evidence, "with another end in the tokenizer the model's own would not be among them"
+            "F13", evidence, "with another end token in the tokenizer, the model's own would be missing"
         )
     if not template or turn is None:
         return Finding.not_applicable("F13", f"{ends}; the prompts are without a chat template")

@@ -53,8 +53,8 @@ def text(answer: Answer, language: str = "en") -> str:
         lines += [say("IN FULL") + (say(", and beside these: {}", more) if more else "")]
         lines += [line for accusation in whole for line in (*accusation, "")]
     for heading, findings in (
+        ("NOT CHECKED", answer.not_checked),  # first: a person may know what these ask
         (_HELD_REPAIRED if answer.named else _HELD, answer.held),
-        ("NOT CHECKED", answer.not_checked),
         ("DOES NOT APPLY", answer.not_applicable),
     ):
         lines += _wrap(say(heading), width, "", "  ") if findings else []
@@ -63,7 +63,8 @@ def text(answer: Answer, language: str = "en") -> str:
             lines += _wrap(f"{_subject(finding.failure, language)} – {said}", width, "  ", " " * 9)
     if answer.cut:
         lines += _wrap(say("Cut: {}.", "; ".join(answer.cut)), width, "")
-    measured = atlas.cite(answer.versions) if answer.accusations else ""
+    own = {finding.failure for finding in answer.accusations if finding.own}
+    measured = atlas.cite(answer.versions, own) if answer.accusations else ""
     known = [say("what these releases have in some settings (docs/atlas.md): {}", measured)] if measured else []
     for note in [*answer.notes, *known]:
         lines += _wrap(say("Note: {}.", note), width, "")
@@ -91,7 +92,10 @@ def _accusation(finding: Finding, width: int, language: str, brief: bool = False
         lines += _wrap(textwrap.shorten(finding.evidence, 2 * width - 20, placeholder=" …"), width)
         lines += _wrap(textwrap.shorten(say("repair: {}", finding.repair), width - 8, placeholder=" …"), width)
         changed = [line for line in finding.diff.splitlines() if re.match(r"[+-](?![+-]{2} )", line)]
-        changed = changed if len(changed) <= _MOST_CHANGED else [*changed[: _MOST_CHANGED - 1], "…"]
+        if len(changed) > _MOST_CHANGED:
+            taken_out = all(line.startswith("-") for line in changed)
+            few = [*changed[: _MOST_CHANGED - 1], "…"]
+            changed = [say("(the edit takes out {} lines, see below)", len(changed))] if taken_out else few
         return lines + [f"         {line}" for line in changed]
     lines += _wrap(evidence, width)
     lines += _wrap(say("not named: {}", finding.why), width) if suspected else []
@@ -141,7 +145,8 @@ def verdict(answer: Answer, language: str = "en") -> str:
         said = say("could not be judged.")
     else:
         said = say("nothing found; {} held", len(answer.held))
-        said += say(", {} not checked", len(answer.not_checked)) if answer.not_checked else ""
+        asked = _names(answer.not_checked, say)
+        said += say(", {} not checked ({})", len(answer.not_checked), asked) if answer.not_checked else ""
         said += say(", {} do not apply", len(answer.not_applicable)) if answer.not_applicable else ""
         said += say(".")
     return say("{}: {}", answer.script, said)

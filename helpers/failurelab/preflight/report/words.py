@@ -15,6 +15,7 @@ _CHINESE = {
     "HELD, with the repairs above: looked for, and not there (in brackets: the same measurement with the failure put "
     "in on purpose)":
         "加上上面的改法之后，无此故障：找过，没有（括号内：故意放入这个故障时，同样的测量得到什么）",
+    "(the edit takes out {} lines, see below)": "（这个改法去掉 {} 行，见下面）",
     "IN FULL": "完整内容", ", and beside these: {}": "，此外还有：{}",
     "Cut: {}.": "裁掉的：{}。", "Note: {}.": "注意：{}。", "ERROR {}": "错误：{}",
     "what these releases have in some settings (docs/atlas.md): {}":
@@ -33,7 +34,7 @@ _CHINESE = {
     # the last line
     "{}: {}": "{}：{}", "{} named ({})": "确定 {} 个（{}）", "{} suspected ({})": "怀疑 {} 个（{}）",
     "; the script ended in an error too.": "；脚本还报错停下了。", "could not be judged.": "没法检查。",
-    "nothing found; {} held": "没有发现；{} 个测量过，没有", ", {} not checked": "，{} 个没有检查",
+    "nothing found; {} held": "没有发现；{} 个测量过，没有", ", {} not checked ({})": "，{} 个没有检查（{}）",
     ", {} do not apply": "，{} 个不适用", ".": "。", ", ": "，",
     # the table of rewards
     "form": "格式", "completion": "completion（回答）", "right": "对", "wrong": "错", "other": "其他", "none": "无答案",
