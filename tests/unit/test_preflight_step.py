@@ -56,6 +56,32 @@ def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokeniz
     assert any("loss of 0" in note for note in training.notes) == told
 
 
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
+        (lambda own: own.roll(1), Verdict.FOUND),
+        (lambda own: own.abs(), Verdict.FOUND),
+    ],
+    ids=["bounded and scaled", "other rows'", "without a sign"],
+)
+def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
+    """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""
+
+    class Reshaped(trl.GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            made = super()._generate_and_score_completions(inputs)
+            return made | {"advantages": change(made["advantages"])}
+
+    class OfOneMethod(trl.GRPOTrainer):  # trl 0.15
+        def _prepare_inputs(self, inputs):
+            made = super()._prepare_inputs(inputs)
+            return made | {"advantages": change(made["advantages"])}
+
+    kind = Reshaped if hasattr(trl.GRPOTrainer, "_generate_and_score_completions") else OfOneMethod
+    assert judge(trainer(model, tokenizer, tmp_path, kind=kind))["F21"].verdict is verdict
+
+
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
     """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of.
 

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -74,6 +75,8 @@ _WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train
 _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
 _LIBRARIES = ("trl", "transformers", "builtins")
 _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
+_MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
+_LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
 _FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = (
     "The error is in what is overridden or patched: correct it there. An edit that takes it out shows where the error "
@@ -255,6 +258,9 @@ class StepJudge(TrainerCallback):
         if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
+        if reshaped := _reshaped(report, own):
+            yield Finding.not_checked("F21", reshaped)
+            return
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
         where = f" The script overrides {names}." if own else ""
         if self.replaced:
@@ -421,6 +427,32 @@ def _overridden(trainer: Any) -> list[WithoutMethod]:
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and name != "__init__"
     ]
+
+
+def _reshaped(report: textbook.Comparison, own: Sequence[WithoutMethod]) -> str:
+    """Return what the script makes of the trainer's advantages, where that may be meant; empty where it is not so.
+
+    Its own method takes what the library made, as bounds and scaled penalties do, the gradient is the definition's with
+    the new advantages, and their sign and order have stayed. A mistake in rows (another group's, another process's, a
+    wrong sign) changes one of these.
+    """
+    method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
+    if method is None or report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+        return ""
+    code = vars(method.kind)[method.name].__code__
+    weights = sorted(report.solved[0].weights, key=lambda weight: weight.expected)
+    if "super" not in code.co_names or "advantages" not in code.co_consts or not all(each.rows for each in weights):
+        return ""
+    scale = max(abs(each.solved) for each in weights)
+    ordered = all(one.solved <= other.solved + _LEFT_OVER * scale for one, other in itertools.pairwise(weights))
+    if not scale or not ordered or any(each.expected * each.solved < 0 for each in weights):
+        return ""
+    most = max(weights, key=lambda weight: abs(weight.solved - weight.expected))
+    return (
+        f"{method.kind.__name__}.{method.name} gives rows other advantages than the trainer's ({most.name}: "
+        f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign and order; with them the gradient is the "
+        "textbook's. Is that meant?"
+    )
 
 
 def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutPatches:
