@@ -36,12 +36,7 @@ CONTENTS = {
     ],
     "Teach": ["teaching"],
     "中文": ["zh/README", "zh/preflight", "zh/symptoms", "zh/atlas", "zh/advice"],
-    "About": [
-        *("architecture", "release", "upstream/README", "upstream/qlora_bfloat16", "upstream/reentrant_comes_back"),
-        *("upstream/online_dpo_logits", "upstream/online_dpo_dtype", "upstream/online_dpo_accumulation"),
-        *("upstream/paged_bf16", "upstream/cast_lm_head", "upstream/reference_by_name"),
-        "upstream/fused_head_positions",
-    ],
+    "About": ["architecture", "release", "upstream"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
 OPENING = re.compile(
