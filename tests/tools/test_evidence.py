@@ -16,7 +16,7 @@ from failurelab_course.experiments import observe
 
 ROOT = eras.root()
 recording, frames = load("recording"), load("frames")
-FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if not path.stem.startswith("part_"))
+FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if path.stem != "steps")
 # Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
 # the notebooks recorded in their run on a card.
 OTHERS = {"class_server", "preflight_once", "notebooks"}
