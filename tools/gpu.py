@@ -6,7 +6,7 @@
 A folder of SITES holds what `pip install --target` put there, on a machine with a network; torch is PYTHON's own. Where
 the machine has one itself, tools/rented.py installs the stacks, and runs all parts.
 
-What a step came to is written to part_N.json as soon as it ends: PASS, FAIL, or NOT RUN where this machine or Python
+What a step came to is written to steps.json as soon as it ends: PASS, FAIL, or NOT RUN where this machine or Python
 lacks something. The benchmarks write their own files, and README.md shows their figures beside the CPU's.
 """
 
@@ -139,7 +139,7 @@ def tell_minutes(steps: list[Step]) -> str:
 
     known = {
         plain(name): step["seconds"]
-        for file in sorted((ROOT / "evidence").glob("*/part_*.json"))
+        for file in sorted((ROOT / "evidence").glob("*/steps.json"))
         for name, step in json.loads(file.read_text()).items()
         if step["outcome"] == "PASS" and step["seconds"]
     }
@@ -150,8 +150,9 @@ def tell_minutes(steps: list[Step]) -> str:
     return f"{told}; {len(seconds)} of them took {sum(seconds) / 60:.0f} minutes on a card before"
 
 
-def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit: float = LIMIT) -> bool:
-    """Run the steps that have not ended yet, until the time is over; return whether all have ended."""
+def run_part(number: int, steps: list[Step], out: pathlib.Path, python: pathlib.Path, limit: float = LIMIT) -> bool:
+    """Run the steps of a part that have not ended yet, until the time is over; return whether all have ended."""
+    file = out / "steps.json"
     done = json.loads(file.read_text()) if file.is_file() else {}
     end, fresh = time.monotonic() + limit, True
     jupyter = os.pathsep.join([*filter(None, [os.environ.get("JUPYTER_PATH")]), f"{sys.prefix}/share/jupyter"])
@@ -163,7 +164,7 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
         started = time.monotonic()
         if started >= end and not fresh:
             return False
-        print(f"{file.stem}: {name}", flush=True)
+        print(f"part_{number}: {name}", flush=True)
         process = subprocess.Popen(
             [python, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
@@ -184,7 +185,8 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # and what it started
         fresh = False
-        done[name] = {"outcome": outcome, "seconds": round(time.monotonic() - started, 1), "said": said}
+        seconds = round(time.monotonic() - started, 1)
+        done[name] = {"part": number, "outcome": outcome, "seconds": seconds, "said": said}
         file.with_suffix(".new").write_text(json.dumps(done, indent=1) + "\n")
         file.with_suffix(".new").replace(file)
         print(outcome if outcome == "PASS" else f"{outcome} {said}", flush=True)
@@ -194,13 +196,13 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
 def page(out: pathlib.Path) -> str:
     """Return the page of a card: what became of each step, and each figure beside the CPU's."""
     lines = [f"# Measured: {out.name}", "", "| part | step | | seconds | |", "| --- | --- | --- | --- | --- |"]
-    results = sorted(out.glob("part_*.json"))
-    for file in results:
-        for name, step in json.loads(file.read_text()).items():
-            said = step["said"].replace("|", "/") if step["outcome"] != "PASS" else ""
-            lines.append(f"| {file.stem[5:]} | `{name}` | {step['outcome']} | {step['seconds']} | {said} |")
+    ended = out / "steps.json"
+    steps = json.loads(ended.read_text()) if ended.is_file() else {}
+    for name, step in sorted(steps.items(), key=lambda item: item[1]["part"]):
+        said = step["said"].replace("|", "/") if step["outcome"] != "PASS" else ""
+        lines.append(f"| {step['part']} | `{name}` | {step['outcome']} | {step['seconds']} | {said} |")
     rows, agree = [], 0
-    for file in sorted(set(out.glob("*.json")) - set(results)):
+    for file in sorted(set(out.glob("*.json")) - {ended}):
         cpu, here = (_figures(folder / file.name) for folder in (ROOT / "evidence" / "cpu", out))
         agree += sum(cpu.get(key) == here[key] for key in here)
         rows += [
@@ -265,7 +267,7 @@ def main(words: list[str] | None = None) -> int:
         if options.part not in (None, number):
             continue
         print(f"part {number} of {len(every)}: {tell_minutes(steps)}", flush=True)
-        if not run_part(steps, out / f"part_{number}.json", python):
+        if not run_part(number, steps, out, python):
             left.append(f"make gpu NAME={options.name} PART={number}")
     (out / "README.md").write_text(page(out))
     print(f"{out / 'README.md'} is written. Next: {', then '.join(left) or 'read it'}")

@@ -187,7 +187,7 @@ def run(course: str, name: str, without: list[str]) -> int:
             require_room(folder, ROOM_OF_A_PART)
             ended = False
             while not ended:  # nine minutes at a time; each brings at least one step to its end
-                ended = gpu.run_part(steps, out / f"part_{number}.json", python)
+                ended = gpu.run_part(number, steps, out, python)
             (out / "README.md").write_text(gpu.page(out), encoding="utf-8")
             archive = pack(folder, name)
     say(f"all {len(parts)} parts have ended. Next: send {archive}; {out / 'README.md'} tells what is in it")

@@ -36,12 +36,7 @@ CONTENTS = {
     ],
     "Teach": ["teaching"],
     "中文": ["zh/README", "zh/preflight", "zh/symptoms", "zh/atlas", "zh/advice"],
-    "About": [
-        *("architecture", "release", "upstream/README", "upstream/qlora_bfloat16", "upstream/reentrant_comes_back"),
-        *("upstream/online_dpo_logits", "upstream/online_dpo_dtype", "upstream/online_dpo_accumulation"),
-        *("upstream/paged_bf16", "upstream/cast_lm_head", "upstream/reference_by_name"),
-        "upstream/fused_head_positions",
-    ],
+    "About": ["architecture", "release", "upstream"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
 OPENING = re.compile(
@@ -107,10 +102,11 @@ def relink(text: str, file: str, page: str) -> str:
         path, _, anchor = target.partition("#")
         there = os.path.normpath(os.path.join(os.path.dirname(file), path))
         destination = page_of(there)
+        anchor = anchor and f"#{anchor}"
         if destination is None:
-            return f"{label}({web}{there})" if web else label[1:-1]
+            return f"{label}({web}{there}{anchor})" if web else label[1:-1]
         link = os.path.relpath(destination, os.path.dirname(page) or ".")
-        return f"{label}({link}{'#' + anchor if anchor else ''})"
+        return f"{label}({link}{anchor})"
 
     lines, fenced = [], False
     for line in text.splitlines():
@@ -137,7 +133,7 @@ def stage(folder: pathlib.Path) -> None:
     for name, text in pages.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    shutil.copytree(ROOT / "evidence", folder / "evidence", ignore=shutil.ignore_patterns("*.json", "*.md"))
+    shutil.copytree(ROOT / "evidence", folder / "evidence", ignore=shutil.ignore_patterns("*.json*", "*.md"))
 
 
 def literal_texts() -> dict[str, list[str]]:

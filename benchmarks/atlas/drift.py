@@ -12,22 +12,20 @@ this column lacks are compared with the last release of the package.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
-from typing import Any
 
+import columns
 import measure
 import stacks
+from columns import Record
 from packaging.version import Version
 
 from failurelab.errors import FailureLabError
 from failurelab.failures.atlas import LOUD, NONE, NOT_THERE, SILENT
 
-Record = dict[str, Any]
 TOLD = (LOUD, SILENT, NONE, NOT_THERE)  # states that say something of a release
-PACKAGES = ("trl", "transformers")
 NEWEST = 2  # releases of a package that are looked at, where the evidence lacks more
 
 
@@ -43,9 +41,8 @@ def read_before(after: Record, folder: pathlib.Path) -> list[Record]:
     now = {name: Version(after["versions"][name]) for name in (package, other)}
     parts = 2 if other == "transformers" else None  # of the other's version that are to be the same: of trl's, all
     older: list[tuple[Version, Version, Record]] = []
-    for path in folder.glob("*.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if "probes" in record and record["stack"] not in (after["stack"], f"trl-{stacks.MAIN}"):
+    for record in columns.read(folder):
+        if "probes" in record and record["stack"] != after["stack"]:
             of, beside = (Version(record["versions"][name]) for name in (package, other))
             if of < now[package]:
                 older.append((of, beside, record))
@@ -110,17 +107,17 @@ def main() -> int:
         return error.exit_status
     asked = argparse.Namespace(out=options.out, probes=[], again=False, jobs=options.jobs)
     asked.main = options.main or stacks.UPSTREAM
-    (options.out / f"trl-{stacks.MAIN}.json").unlink(missing_ok=True)  # of another night
+    columns.path(f"trl-{stacks.MAIN}", options.out).unlink(missing_ok=True)  # of another night
     measure.measure_all([stack for stack in new if measure.lacking(stack, options.out)], asked)
     return tell(new, options.out)
 
 
 def missing(every: list[stacks.Stack], out: pathlib.Path) -> list[stacks.Stack]:
     """Return the newest stacks of each package that have no evidence."""
-    found = []
-    for package in PACKAGES:
+    found, measured = [], {record["stack"] for record in columns.read(out)}
+    for package in columns.PACKAGES:
         newest = [stack for stack in every if stack.name.startswith(f"{package}-")][-NEWEST:]
-        found += [stack for stack in newest if not (out / f"{stack.name}.json").exists()]
+        found += [stack for stack in newest if stack.name not in measured]
     return found
 
 
@@ -128,8 +125,7 @@ def tell(new: list[stacks.Stack], out: pathlib.Path) -> int:
     """Print what differs, into a workflow's summary too; return 1 if a silent failure came."""
     parts, came = [], False
     for stack in new:
-        path = out / f"{stack.name}.json"
-        after = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        after = columns.read_stack(stack.name, out)
         before = read_before(after, out) if "probes" in after else []
         if not before:
             parts.append(f"### {stack.name}\n\n{after.get('could_not_be_installed', 'not measured')}\n")
@@ -141,7 +137,7 @@ def tell(new: list[stacks.Stack], out: pathlib.Path) -> int:
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(text)
-    (out / f"trl-{stacks.MAIN}.json").unlink(missing_ok=True)
+    columns.path(f"trl-{stacks.MAIN}", out).unlink(missing_ok=True)
     return int(came)
 
 

@@ -3,9 +3,10 @@
     python benchmarks/atlas/measure.py [--only new|NAME,...] [--probes TEXT ...] [--jobs N] [--out evidence/atlas]
 
 For each stack (`stacks`) an environment is made with uv as people could make it on its day, all probes (`probes.toml`)
-are run in it by one process that has its libraries and forks, and the environment is removed. What came out is one file
-a stack: what each field of the configurations is by default, and for each probe whether the failure was there, loud or
-silent, with what was measured. A stack that no installer can make, and a probe that cannot run, are recorded as that.
+are run in it by one process that has its libraries and forks, and the environment is removed. What came out is one line
+a stack (`columns`): what each field of the configurations is by default, and for each probe whether the failure was
+there, loud or silent, with what was measured. A stack that no installer can make, and a probe that cannot run, are
+recorded as that.
 What is measured is not measured again, so that Ctrl-C loses one stack at most, and a new probe costs each stack that
 probe alone; `--again` measures all the same. What failed for want of a network or of space is told, and tried again by
 the next run.
@@ -31,6 +32,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import columns
 import stacks
 from stacks import Stack
 
@@ -82,8 +84,7 @@ def lacking(stack: Stack, out: pathlib.Path, texts: Sequence[str] = (), again: b
         texts: only probes whose id holds one of these; all where there is none.
         again: also what is measured already.
     """
-    path = out / f"{stack.name}.json"
-    record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    record = columns.read_stack(stack.name, out)
     measured = {probe["id"] for probe in record.get("probes", ())}
     probes = [probe for probe in read_probes() if stack.name.startswith("trl-") or not probe.get("only_trl")]
     if texts:
@@ -388,18 +389,6 @@ def judge(answer: Answer, failures: list[str], refused: str = "", spared: str = 
     return {"state": NOT_MEASURED, "said": (whys or ["preflight says nothing of it"])[0]}
 
 
-def write(record: Record, out: pathlib.Path) -> None:
-    """Write a stack's evidence, a line for each probe."""
-    out.mkdir(parents=True, exist_ok=True)
-    head = {name: value for name, value in record.items() if name != "probes"}
-    lines = ",\n".join(f"  {json.dumps(probe, ensure_ascii=False)}" for probe in record.get("probes", ()))
-    text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
-    text += f',\n "probes": [\n{lines}\n ]\n}}\n' if lines else "\n}\n"
-    part = out / f"{record['stack']}.part"
-    part.write_text(text, encoding="utf-8")
-    part.rename(out / f"{record['stack']}.json")
-
-
 def _free(folder: pathlib.Path) -> int:
     while not folder.exists():
         folder = folder.parent
@@ -473,15 +462,14 @@ def _measure_one(stack: Stack, options: argparse.Namespace) -> int:
     probes = lacking(stack, options.out, options.probes, options.again)
     with _environments() as folder:
         record = measure(stack, probes, folder / stack.name)
-    path = options.out / f"{stack.name}.json"
-    if path.exists() and "probes" in record:
+    before = columns.read_stack(stack.name, options.out)
+    if before and "probes" in record:
         if options.probes:
             print("\n".join(f"  {probe['id']}: {probe['state']}. {probe['said'][:160]}" for probe in record["probes"]))
-        before = json.loads(path.read_text(encoding="utf-8"))
         record["probes"] = _together(before.get("probes", []), record["probes"])
         record["seconds"] = round(record["seconds"] + before.get("seconds", 0) * ("probes" in before), 1)
         record = {"defaults": before.get("defaults", {})} | record
-    write(record, options.out)
+    columns.write(record, options.out)
     return 0
 
 
@@ -539,7 +527,7 @@ def measure_all(left: list[Stack], options: argparse.Namespace) -> int:
                 name, why = tasks[done].name, done.result()
                 missing += bool(why)
                 took = datetime.timedelta(seconds=round(time.monotonic() - started))
-                told = f"{name} was not measured: {why[:300]}" if why else _in_words(options.out / f"{name}.json")
+                told = f"{name} was not measured: {why[:300]}" if why else _in_words(name, options.out)
                 print(f"{count} of {len(left)}, after {took}: {told}", flush=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -549,13 +537,13 @@ def measure_all(left: list[Stack], options: argparse.Namespace) -> int:
     return int(missing > 0)
 
 
-def _in_words(path: pathlib.Path) -> str:
-    record = json.loads(path.read_text(encoding="utf-8"))
+def _in_words(name: str, out: pathlib.Path) -> str:
+    record = columns.read_stack(name, out)
     if "probes" not in record:
-        return f"{path.stem} cannot be installed: {record['could_not_be_installed'][:160]}"
+        return f"{name} cannot be installed: {record['could_not_be_installed'][:160]}"
     counts = {state: sum(probe["state"] == state for probe in record["probes"]) for state in STATES}
     said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    return f"{path.stem}, {record['seconds']:.0f} s: {said}"
+    return f"{name}, {record['seconds']:.0f} s: {said}"
 
 
 if __name__ == "__main__":

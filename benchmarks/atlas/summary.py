@@ -11,8 +11,8 @@ import pathlib
 import sys
 from typing import Any
 
+import columns
 import measure
-from packaging.version import Version
 
 from failurelab import failures
 from failurelab.failures import atlas
@@ -30,30 +30,35 @@ COLOURS = {
 }
 
 
-def read_evidence(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Return what was measured in each stack, those of trl first, by release."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+def find_places(records: list[dict[str, Any]]) -> dict[str, str]:
+    """Return where each stack's evidence stands, below evidence/: its file, and its line as GitHub's links name it.
 
-    def place(record: dict[str, Any]) -> tuple[bool, Version]:
-        package, _, version = record["stack"].partition("-")
-        return package != "trl", Version(version)
-
-    return sorted(records, key=place)
+    Args:
+        records: all that there are, in their order.
+    """
+    files: dict[pathlib.Path, list[str]] = {}
+    for record in records:
+        files.setdefault(columns.path(record["stack"], measure.OUT), []).append(record["stack"])
+    return {
+        stack: f"{path.relative_to(PICTURE.parent)}#L{line}"
+        for path, stacks in files.items()
+        for line, stack in enumerate(stacks, 1)
+    }
 
 
 def make_table(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the package has: rows, and of each stack its versions, its defaults and the state of each row."""
     probes = measure.read_probes()
     rows = [{"id": probe["id"], "what": probe["what"], "failures": probe["failure"]} for probe in probes]
-    columns = []
+    measured = []
     for record in records:
         if "probes" not in record:
             continue
         found = {probe["id"]: [probe["state"], probe.get("failure", "")] for probe in record["probes"]}
         states = [found.get(row["id"]) for row in rows]
         column = {"name": record["stack"], "versions": record["versions"], "day": record["until"]}
-        columns.append(column | {"states": states, "defaults": record["defaults"]})
-    return {"rows": rows, "columns": columns}
+        measured.append(column | {"states": states, "defaults": record["defaults"]})
+    return {"rows": rows, "columns": measured}
 
 
 def write_table(table: dict[str, Any]) -> None:
@@ -74,7 +79,7 @@ def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
 
     Where it is opened by itself, a column leads to its evidence, and a cell with a failure tells what was measured.
     """
-    shown = _of_trl(records)
+    shown, places = _of_trl(records), find_places(records)
     width, height = LEFT + CELL * len(shown) + 10, TOP + CELL * len(rows) + 30
     colours = "".join(f".c{number}{{fill:{colour}}}" for number, colour in enumerate(COLOURS.values()))
     lines = [
@@ -89,7 +94,7 @@ def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     for x, record in enumerate(shown):
         release, at = record["pinned"]["trl"], LEFT + CELL * x
         lines.append(f'<text transform="translate({at + 7} {TOP - 4}) rotate(-90)">{release}</text>')
-        lines.append(f'<a href="atlas/{record["stack"]}.json">')
+        lines.append(f'<a href="{places[record["stack"]]}">')
         cells = {probe["id"]: probe for probe in record["probes"]}
         for y, row in enumerate(rows):
             cell = cells.get(row.id, {"state": atlas.NOT_MEASURED})
@@ -120,8 +125,9 @@ release changes, defaults too; `make atlas` measures what is not there yet.
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
 option, or refuses the set-up. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A
 row of steps beside their definition is silent where the gradient is not the algorithm's. Opened by itself, the picture
-tells what was measured in a cell with a failure, and leads to its evidence. A test holds the [registry](symptoms.md) to
-these cells.
+tells what was measured in a cell with a failure, and leads to its evidence, a line a release:
+`grep trl-0.19.1 evidence/atlas/trl.jsonl | python -m json.tool` lays one out. A test holds the
+[registry](symptoms.md) to these cells.
 
 `OnlineDPOTrainer` is that of `trl.experimental` where there is one, as from 0.26 on. Under ZeRO-3 one process trains on
 a CPU, and DeepSpeed is that of the day. A tool is called by a stand-in for the model's generation. Not in the atlas:
@@ -141,7 +147,8 @@ HEAD_ZH = """# 图谱：每个版本里的每个故障
 *silent（静默）*：训练照常进行，结果是错的。*loud（报错）*：训练以报错结束。
 *not there（没有）*：这个版本没有这个 trainer 或选项，或拒绝这样设置。
 *not measured（没测出）*：preflight 判断不了，原因写在证据里。
-单独打开图片，鼠标停在有故障的格子上会显示测到了什么，点击进入证据。
+单独打开图片，鼠标停在有故障的格子上会显示测到了什么，点击进入证据，每个版本占一行：
+`grep trl-0.19.1 evidence/atlas/trl.jsonl | python -m json.tool` 把一行展开来看。
 """
 _WORDS = {
     "en": {
@@ -183,6 +190,7 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: 
     Each release that is named leads to its evidence.
     """
     say, up = _WORDS[language], "../" * (1 + (language == "zh"))
+    links = {stack: f"{up}evidence/{place}" for stack, place in find_places(records).items()}
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
     cells = [probe["state"] for record in records for probe in record.get("probes", ())]
     counts = ", ".join(f"{cells.count(state)} {state}" for state in COLOURS)
@@ -199,7 +207,7 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: 
     lines += [f"\n## {say['where']}\n", say["columns"], "| --- | --- | --- | --- |"]
     for row in rows:
         spans = [
-            _spans(row.id, columns, package, up) for columns, package in ((measured, "trl"), (others, "transformers"))
+            _spans(row.id, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))
         ]
         if any(spans):
             lines.append(f"| {row.what} | {spans[0]} | {spans[1]} | {_threads(row, records)} |")
@@ -268,13 +276,13 @@ def _threads(row: atlas.Setup, records: list[dict[str, Any]]) -> str:
     return ", ".join(f"[{thread}]({url})" for thread, url in links.items())
 
 
-def _spans(row: str, records: list[dict[str, Any]], package: str, up: str) -> str:
+def _spans(row: str, records: list[dict[str, Any]], package: str, links: dict[str, str]) -> str:
     """Return the releases in which a row was found: those that follow each other as `first to last`, with links."""
     spans: list[list[str]] = []
     before = False
     for record in records:
         there = any(probe["id"] == row and probe["state"] in _FOUND for probe in record["probes"])
-        link = f"[{record['pinned'][package]}]({up}evidence/atlas/{record['stack']}.json)"
+        link = f"[{record['pinned'][package]}]({links[record['stack']]})"
         if there and before:
             spans[-1][1] = link
         elif there:
@@ -285,7 +293,7 @@ def _spans(row: str, records: list[dict[str, Any]], package: str, up: str) -> st
 
 def main() -> int:
     """Write the table, the picture and the page."""
-    records = read_evidence(measure.OUT)
+    records = columns.read(measure.OUT)
     write_table(make_table(records))
     atlas.read.cache_clear()
     rows, _ = atlas.read()

@@ -1,4 +1,4 @@
-"""A learner's small file under `.course/`: changed by one process at a time, and written whole or not at all."""
+"""A small file, as a learner's under `.course/`: changed by one process at a time, and written whole or not at all."""
 
 import contextlib
 import fcntl

@@ -65,11 +65,11 @@ def test_every_page_is_in_the_table_of_contents(staged):
 
 def test_every_page_says_where_the_repository_is_only_if_told(staged, monkeypatch):
     """A link to a file without a page leads to the repository on the web, or without its name is text."""
-    text = "[rules](../CONTRIBUTING.md), [path](path.md)"
+    text = "[rules](../CONTRIBUTING.md#L3), [path](path.md)"
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     assert site_pages.relink(text, "docs/index.md", "index.md") == "rules, [path](path.md)\n"
     monkeypatch.setenv("GITHUB_REPOSITORY", "some/name")
-    there = "https://github.com/some/name/blob/main/CONTRIBUTING.md"
+    there = "https://github.com/some/name/blob/main/CONTRIBUTING.md#L3"
     assert site_pages.relink(text, "docs/index.md", "index.md") == f"[rules]({there}), [path](path.md)\n"
 
 

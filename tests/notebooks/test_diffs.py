@@ -3,20 +3,20 @@
 With LoRA too, for most readers train adapters: the runner gives the trainer a `peft_config` where the script gives
 none. And where the notebook says "or upgrade", the script as it stands there, without the diff, in the newer stack.
 
-`diffs/NAME.py` says how. `MEASURE` is run after the script, with its names, and sets `healed` and `metrics`; it finds
-`trainer`, also where the script keeps it inside a function, and `started`, the trainable tensors as they were when that
-was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the script: what a
-launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its own
-adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras in which
-the notebook does not run the script itself, and for each the edits of text that its release asks for; with `STAYS` the
-diff may stay there. `PROCESSES` are as many as a launcher would start, the script with `ARGUMENTS`. `SHORT` are edits
-for a run of fewer steps that proves the same, `SHORT_LORA` with adapters too, and `SHORT_BROKEN` for the broken run.
-A second diff, to code of the reader's own, is tagged `own-diff`, and that code `own`; `OWN_MEASURE` judges it.
+`expected/NAME.py` says how. `MEASURE` is run after the script, with its names, and sets `healed` and `metrics`; it
+finds `trainer`, also where the script keeps it inside a function, and `started`, the trainable tensors as they were
+when that was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the
+script: what a launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that
+has its own adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer
+eras in which the notebook does not run the script itself, and for each the edits of text that its release asks for;
+with `STAYS` the diff may stay there. `PROCESSES` are as many as a launcher would start, the script with `ARGUMENTS`.
+`SHORT` are edits for a run of fewer steps that proves the same, `SHORT_LORA` with adapters too, and `SHORT_BROKEN` for
+the broken run. A second diff, to code of the reader's own, is tagged `own-diff`, and that code `own`; `OWN_MEASURE`
+judges it.
 """
 
-import importlib.util
+import importlib
 import json
-import pathlib
 import re
 import subprocess
 
@@ -28,20 +28,11 @@ from failurelab_course.experiments import models
 from failurelab_course.notebook_runs import notebooks as course
 from failurelab_course.notebook_runs import stored
 
-HERE = pathlib.Path(__file__).parent
-NAMES = sorted(path.stem for path in (HERE / "diffs").glob("*.py"))
+NAMES = [each.name for each in course.notebooks() if not each.name.startswith("00")]
 LORA = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
-def load(name):
-    """Return the module of the diff's trial."""
-    spec = importlib.util.spec_from_file_location(f"diffs_{name}", HERE / "diffs" / f"{name}.py")
-    trial = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(trial)
-    return trial
-
-
-TRIALS = {name: load(name) for name in NAMES}
+TRIALS = {name: importlib.import_module(f"tests.notebooks.expected.{name}") for name in NAMES}
 # Each notebook without adapters, and with them unless the script has its own.
 CASES = [(name, lora) for name in NAMES for lora in (False, True) if not lora or getattr(TRIALS[name], "LORA", LORA)]
 UPGRADES = [(name, era) for name in NAMES for era in getattr(TRIALS[name], "UPGRADE", {})]
@@ -195,7 +186,7 @@ def script_and_diff(name):
 
 def test_every_notebook_of_a_failure_has_its_diff_tried():
     """A notebook whose diff nobody applies may promise anything."""
-    assert [each.name for each in course.notebooks() if not each.name.startswith("00")] == NAMES
+    assert [name for name, trial in TRIALS.items() if hasattr(trial, "MEASURE")] == NAMES
 
 
 @pytest.mark.slow

@@ -2,14 +2,12 @@
 
 A notebook's cell tagged `exercise` has the signature that the reader fills in, and the folded one after it, tagged
 `exercise-check`, the course's solution and the checker. Both are run here alone, in a namespace of their own.
-`exercises/NAME.py` holds `WRONG`, pairs of what a reader may write and a part of the line that they are told. If the
-cells need something that the notebook has from cells above, its source is in `BEFORE`. `RIGHT` has sources that differ
-from the course's solution and are as good.
+`expected/NAME.py` holds `WRONG`, pairs of what a reader may write and a part of the line that they are told. `RIGHT` has
+sources that differ from the course's solution and are as good.
 """
 
 import ast
-import importlib.util
-import pathlib
+import importlib
 
 import pytest
 
@@ -17,9 +15,8 @@ from failurelab_course.notebook import display
 from failurelab_course.notebook_runs import notebooks as course
 from failurelab_course.notebook_runs import stored
 
-HERE = pathlib.Path(__file__).parent
 NOTEBOOKS = {notebook.name: notebook for notebook in course.notebooks()}
-NAMES = sorted(path.stem for path in (HERE / "exercises").glob("*.py"))
+NAMES = [name for name, each in NOTEBOOKS.items() if any("exercise" in stored.tags(cell) for cell in each.code)]
 
 
 def tagged(name, tag):
@@ -30,10 +27,7 @@ def tagged(name, tag):
 
 def load(name):
     """Return the module of a notebook's wrong answers."""
-    spec = importlib.util.spec_from_file_location(f"exercises_{name}", HERE / "exercises" / f"{name}.py")
-    answers = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(answers)
-    return answers
+    return importlib.import_module(f"tests.notebooks.expected.{name}")
 
 
 @pytest.fixture
@@ -44,7 +38,7 @@ def check(monkeypatch):
         told = []
         monkeypatch.setattr(display, "_display", lambda data, _: told.append(data["text/plain"]))
         names = {"__name__": "__main__", "device": "cpu", "seed": 0} if names is None else names
-        for source in (getattr(load(name), "BEFORE", ""), written, tagged(name, "exercise-check")):
+        for source in (written, tagged(name, "exercise-check")):
             exec(compile(source, f"{name}, the exercise", "exec"), names)
         (line,) = told
         return names, line
@@ -54,7 +48,7 @@ def check(monkeypatch):
 
 def test_wrong_answers_are_kept_for_every_exercise():
     """A checker that no wrong answer was tried on may accept anything."""
-    assert [name for name, each in NOTEBOOKS.items() if any("exercise" in stored.tags(c) for c in each.code)] == NAMES
+    assert [name for name in NOTEBOOKS if hasattr(load(name), "WRONG")] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

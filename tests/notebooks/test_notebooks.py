@@ -1,12 +1,12 @@
 """Every notebook of the course: one run with its own parameters, judged twice.
 
-The run is papermill's. Its figures are asserted in `figures/NAME.py`, by a function `check(result)`: a run without an
+The run is papermill's. Its figures are asserted in `expected/NAME.py`, by a function `check(result)`: a run without an
 error can still have measured nonsense. Its marked outputs are compared with the stored ones by nbval's own comparison.
 A notebook takes a minute, so what needs another execution is marked `nightly` (`make nightly`): a run with another
 seed. `make nightly` lets nbval execute the notebooks too.
 """
 
-import importlib.util
+import importlib
 import json
 import pathlib
 import re
@@ -65,10 +65,7 @@ def check_figures(result, seed):
         pytest.skip(f"NOT RUN: {result.reason}")
     assert result.status == "PASS", f"{result.reason} (see {result.html})"
     assert result.records and all(record["seed"] in (seed, None) for record in result.records)
-    spec = importlib.util.spec_from_file_location(f"figures_{result.name}", HERE / "figures" / f"{result.name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.check(result)
+    importlib.import_module(f"tests.notebooks.expected.{result.name}").check(result)
 
 
 def test_runs_that_are_named_are_there():
@@ -81,7 +78,7 @@ def test_runs_that_are_named_are_there():
 
 def test_every_notebook_has_its_figures_asserted():
     """A notebook without assertions, or assertions without a notebook, would go unnoticed."""
-    assert sorted(path.stem for path in (HERE / "figures").glob("*.py")) == sorted(NAMES)
+    assert sorted(path.stem for path in (HERE / "expected").glob("*.py")) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("notebook", course.notebooks(), ids=lambda each: each.name)

@@ -1,11 +1,24 @@
-"""Drawings of a mechanism show what was measured: silent groups, the cut edge of a graph, curves that are kept."""
+"""Drawings of a mechanism say in words and marks what was measured; each is drawn from plain numbers."""
 
 import pytest
 import torch
 from matplotlib import pyplot
 
 from failurelab_course.notebook import display, toys
-from failurelab_course.notebook.pictures import autograd, curves, groups
+from failurelab_course.notebook.pictures import (
+    alignment,
+    autograd,
+    cache,
+    curves,
+    engine,
+    groups,
+    memory,
+    rounding,
+    sequences,
+    tree,
+)
+
+ROW = 2.0  # MiB
 
 
 @pytest.fixture
@@ -21,6 +34,32 @@ def shown(monkeypatch):
 
     monkeypatch.setattr(display, "show", keep)
     return figures
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """Return what the last figure says: its texts and its legends."""
+    said = []
+
+    def show(figure, alt):
+        texts = [text.get_text() for axes in figure.axes for text in [*axes.texts, axes.title, axes._left_title]]
+        texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        said[:] = [text for text in texts if text]
+        pyplot.close(figure)
+
+    monkeypatch.setattr(display, "show", show)
+    return said
+
+
+@pytest.fixture
+def axes():
+    figure, axes = pyplot.subplots()
+    yield axes
+    pyplot.close(figure)
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
 
 
 def test_groups_whose_rewards_are_equal_are_marked(shown):
@@ -86,3 +125,81 @@ def test_a_toy_is_broken_as_it_says():
     hooked = toys.Toy(frozen=True, hooked=True)
     assert hooked().loss.requires_grad and not any(tensor.requires_grad for tensor in hooked.parameters())
     assert not toys.Toy(frozen="rest", checkpointed=True)().loss.requires_grad
+
+
+def test_a_run_s_blocks_are_split_into_logits_gradient_and_rest():
+    blocks = [10 * ROW, 9 * ROW, 3.0, 0.5]
+    parts = memory.split(blocks, logits=10 * ROW, gradient=9 * ROW, used=0.2)
+    assert list(parts.values()) == pytest.approx([4.0, 16.0, 18.0, 3.5])
+    other = memory.split([3.0] * 7, logits=10 * ROW, gradient=9 * ROW, used=0.2)
+    assert other["the rest"] == 21.0 and sum(other.values()) == 21.0  # another moment was the peak
+
+
+def test_the_bar_names_its_parts_and_its_sum(words):
+    memory.bars({"short": dict.fromkeys(memory.LOOKS, 10.0)}, "the peak", "a bar of memory")
+    assert "40" in words and set(memory.LOOKS) <= set(words)
+
+
+def test_the_cache_s_steps_mark_what_is_in_neither(words):
+    cache.steps({"kept": [(3, 0), (1, 3)], "dropped": [(3, 0), (1, 0)]}, {"dropped": "lost"}, "two calls each")
+    assert {"kept", "dropped", "✗ lost", "call 2", "in neither"} <= set(words)
+    # of the second calls: all four tokens, and the newest alone
+    assert (words.count("4"), words.count("1")) == (2, 3)
+
+
+def test_answers_that_differ_are_counted_in_words():
+    figure, axes = pyplot.subplots()
+    cache.agreement(axes, [True, True, True, False], {"mode": "train"})
+    assert axes.get_title(loc="left") or axes.get_title()
+    assert "75% the same" in axes.get_title(loc="left") + axes.get_title()
+    assert axes.images[0].get_array().sum() == 1
+    pyplot.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [([1, 2], "✓ a row scores the next token"), ([0, 1], "✗ a row scores the token 2 places on")],
+)
+def test_arrows_say_which_token_a_row_scores(words, rows, verdict):
+    alignment.arrows(["a", "b", "c", "d"], {"one stack": rows}, "rows above tokens")
+    assert verdict in words
+
+
+@pytest.mark.parametrize(
+    ("weight", "step", "moves"),
+    [(0.05, 3e-5, False), (0.05, 4e-4, True), (0.003, 3e-5, True), (1.0, 0.003, False), (1.0, 0.005, True)],
+)
+def test_a_weight_moves_if_the_sum_is_another_number(axes, weight, step, moves):
+    assert rounding.number_line(axes, weight, step) is moves
+    assert ("is rounded back" in texts(axes)[-1]) is not moves
+
+
+def test_weights_that_move_are_counted_without_zeros(axes):
+    weights = torch.tensor([0.0, 1e-3, -1e-3, 0.1, 0.5])
+    rounding.movable(axes, weights, weights.abs() < 0.01, "a step")
+    moved, stayed = (sum(bar.get_height() for bar in bars) for bars in axes.containers)
+    assert (moved, stayed) == (2, 2)
+
+
+def test_a_draw_with_old_weights_is_marked(axes):
+    lines = [(1, "load_weights", "trained"), (1, "generate", "trained"), (2, "reload_weights", "first")]
+    engine.timeline(axes, lines, "two steps")
+    assert not any("✗" in text for text in texts(axes))
+    engine.timeline(axes, [*lines, (2, "generate", "first"), (3, "sleep", "lost")], "two steps")
+    assert "✗ draw" in texts(axes) and "the first checkpoint" in texts(axes) and "sleep" not in texts(axes)
+
+
+def test_weights_above_the_cap_are_drawn_as_left_out(axes):
+    sequences.weights(axes, torch.tensor([0.5, 4.0, 1.0]), "three")
+    assert [bar.get_hatch() or "" for bar in axes.patches] == ["", "", "////"]
+
+
+def test_a_cause_that_accuses_a_healthy_run_is_marked(axes):
+    tree.questions(axes, {"F16, old engine": ["1 healthy"], "learning rate": ["A"], "none of these": ["38 healthy"]})
+    said = texts(axes)
+    assert "✗ F16, old engine: 1 healthy" in said and "learning rate: A" in said and "none of these: 38 healthy" in said
+
+
+def test_a_bound_accuses_what_lies_beyond_it(axes):
+    tree.bound(axes, {"healthy": [0.5, 1.5], "old": [2.5]}, 1.0, "one")
+    assert texts(axes) == ["healthy: 1 of 2", "old: 1 of 1"]

@@ -5,6 +5,7 @@ import json
 import pathlib
 
 import pytest
+from packaging.version import Version
 from PIL import Image
 from tests.cli.benchmark_scripts import load
 from tools import tables
@@ -15,9 +16,7 @@ from failurelab_course.experiments import observe
 
 ROOT = eras.root()
 recording, frames = load("recording"), load("frames")
-FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if not path.stem.startswith("part_"))
-ATLAS = [path for path in FILES if path.parent.name == "atlas"]  # a stack each, with a form of its own
-FILES = [path for path in FILES if path not in ATLAS]
+FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if path.stem != "steps")
 # Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
 # the notebooks recorded in their run on a card.
 OTHERS = {"class_server", "preflight_once", "notebooks"}
@@ -42,16 +41,18 @@ def test_a_file_says_what_ran_where(path):
     assert len(set(keys)) == len(keys) > 0
 
 
-@pytest.mark.parametrize("path", ATLAS, ids=lambda path: path.stem)
-def test_a_stack_of_the_atlas_says_what_was_measured_in_it(path):
-    record = json.loads(path.read_text())
-    assert record["stack"] == path.stem
-    if "probes" not in record:
-        assert record["could_not_be_installed"]
-        return
-    for package, version in record["pinned"].items():
-        assert record["versions"][package] == version
-    assert all(probe["said"] and probe["state"] in atlas.STATES for probe in record["probes"])
+@pytest.mark.parametrize("path", (ROOT / "evidence" / "atlas").glob("*.jsonl"), ids=lambda path: path.stem)
+def test_a_line_of_the_atlas_says_what_was_measured_in_a_stack(path):
+    records = [json.loads(line) for line in path.open(encoding="utf-8")]
+    versions = [Version(record["stack"].removeprefix(f"{path.stem}-")) for record in records]
+    assert versions == sorted(set(versions)), "each once, by release"
+    for record in records:
+        if "probes" not in record:
+            assert record["could_not_be_installed"], record["stack"]
+            continue
+        for package, version in record["pinned"].items():
+            assert record["versions"][package] == version
+        assert all(probe["said"] and probe["state"] in atlas.STATES for probe in record["probes"])
 
 
 @pytest.mark.slow

@@ -56,11 +56,11 @@ def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch, pipe):
         ("-c", "import nothing_of_that_name"),
         ("-c", "1 / 0"),
     ]
-    file = tmp_path / "part_1.json"
-    assert not gpu.run_part(steps, file, PYTHON)
+    file = tmp_path / "steps.json"
+    assert not gpu.run_part(1, steps, tmp_path, PYTHON)
     assert [step["outcome"] for step in json.loads(file.read_text()).values()] == ["PASS"]
-    assert not gpu.run_part(steps, file, PYTHON, limit=0)  # too long for a whole part: said, and not begun again
-    assert gpu.run_part(steps, file, PYTHON)
+    assert not gpu.run_part(1, steps, tmp_path, PYTHON, limit=0)  # too long for a whole part: said, and not begun again
+    assert gpu.run_part(1, steps, tmp_path, PYTHON)
     done = list(json.loads(file.read_text()).values())
     assert [step["outcome"] for step in done] == ["PASS", "NOT RUN", "NOT RUN", "NOT RUN", "FAIL"]
     assert [done[1]["said"], done[2]["said"]] == ["longer than 0 s", "no two cards"]
@@ -101,7 +101,8 @@ def test_figures_stand_beside_the_cpu_s(tmp_path, monkeypatch):
         (tmp_path / "evidence" / name).mkdir(parents=True)
         record = {"era": "today", "case": "a step", "figures": {"seconds": value, "rows": 4, "shape": [2]}}
         (tmp_path / "evidence" / name / "learning.json").write_text(json.dumps({"records": [record]}))
-    (tmp_path / "evidence/h100/part_2.json").write_text('{"x": {"outcome": "NOT RUN", "seconds": 2, "said": "a|b"}}')
+    steps = '{"x": {"part": 2, "outcome": "NOT RUN", "seconds": 2, "said": "a|b"}}'
+    (tmp_path / "evidence/h100/steps.json").write_text(steps)
     lines = gpu.page(tmp_path / "evidence" / "h100").splitlines()
     assert (
         "| learning | today | a step | seconds | 1.5 | 0.25 |" in lines and "| 2 | `x` | NOT RUN | 2 | a/b |" in lines

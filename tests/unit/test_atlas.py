@@ -5,6 +5,7 @@ import errno
 import functools
 import http.server
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from failurelab.failures import atlas
 from failurelab_course import eras
 
 sys.path.insert(0, str(eras.root() / "benchmarks" / "atlas"))
+import columns
 import drift
 import measure
 import stacks
@@ -123,7 +125,7 @@ def test_the_table_that_ships_can_be_read():
 
 def test_the_table_and_the_page_are_those_of_the_evidence():
     """They are written by `make atlas`, and by nothing else."""
-    records = summary.read_evidence(measure.OUT)
+    records = columns.read(measure.OUT)
     assert json.loads(atlas.FILE.read_text()) == summary.make_table(records)
     rows, _ = atlas.read()
     assert summary.PICTURE.read_text() == summary.draw(rows, records)
@@ -229,13 +231,53 @@ def test_a_new_probe_costs_a_stack_that_probe_alone(tmp_path):
     every = [probe["id"] for probe in measure.read_probes()]
     assert [probe["id"] for probe in measure.lacking(STACK, tmp_path)] == every
     record = {"stack": STACK.name, "probes": [{"id": id, "state": "loud", "said": "so"} for id in every[1:]]}
-    measure.write(record, tmp_path)
+    columns.write(record, tmp_path)
     assert [probe["id"] for probe in measure.lacking(STACK, tmp_path)] == every[:1]
     assert [probe["id"] for probe in measure.lacking(STACK, tmp_path, ["F19", "F7"])] == [
         id for id in every if "F19" in id or "F7" in id
     ]
-    measure.write({"stack": STACK.name, "could_not_be_installed": "No solution found"}, tmp_path)
+    columns.write({"stack": STACK.name, "could_not_be_installed": "No solution found"}, tmp_path)
     assert measure.lacking(STACK, tmp_path) == [] and measure.lacking(STACK, tmp_path, again=True)
+
+
+def write_columns(folder, package, minors):
+    for minor in minors:
+        columns.write({"stack": f"{package}-1.{minor}.0", "seconds": minor, "said": "a\u2028b" * 1000}, folder)
+
+
+def test_jobs_that_write_at_once_lose_no_line_of_each_other(tmp_path):
+    """Each stack is there once, by its release; who reads meanwhile finds whole lines."""
+    fork = multiprocessing.get_context("fork")
+    jobs = [fork.Process(target=write_columns, args=(tmp_path, "trl", range(odd, 24, 2))) for odd in (0, 1)]
+    for job in jobs:
+        job.start()
+    while any(job.is_alive() for job in jobs):
+        assert all(len(record["said"]) == 3000 for record in columns.read(tmp_path))
+    columns.write({"stack": "trl-1.7.0", "seconds": 0}, tmp_path)  # measured again
+    write_columns(tmp_path, "transformers", [1])
+    read = columns.read(tmp_path)
+    assert [record["stack"] for record in read] == [*(f"trl-1.{minor}.0" for minor in range(24)), "transformers-1.1.0"]
+    assert [record["seconds"] for record in read if record["stack"].startswith("trl")] == [*range(7), 0, *range(8, 24)]
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {"trl.jsonl", "transformers.jsonl"}
+
+
+def test_a_job_that_is_cut_off_while_it_writes_leaves_what_was_there(tmp_path):
+    """It dies with half of its text on the disk; the same command goes on, with the stack that is not there."""
+    write_columns(tmp_path, "trl", [1, 2])
+
+    def dies():
+        os.fsync = lambda file: os._exit(9)
+        write_columns(tmp_path, "trl", [3])
+
+    job = multiprocessing.get_context("fork").Process(target=dies)
+    job.start()
+    job.join()
+    assert job.exitcode == 9
+    assert [record["stack"] for record in columns.read(tmp_path)] == ["trl-1.1.0", "trl-1.2.0"]
+    stack = stacks.Stack("trl-1.3.0", {}, datetime.date.today())
+    assert columns.read_stack(stack.name, tmp_path) == {} and measure.lacking(stack, tmp_path)
+    write_columns(tmp_path, "trl", [3])
+    assert [record["stack"] for record in columns.read(tmp_path)] == ["trl-1.1.0", "trl-1.2.0", "trl-1.3.0"]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +393,7 @@ def write_column(folder, name, trl, transformers, **states):
     defaults = {"GRPOConfig": {"beta": trl}}
     versions = {"trl": trl, "transformers": transformers}
     record = {"stack": name, "pinned": {}, "versions": versions, "defaults": defaults, "probes": probes}
-    measure.write(record, folder)
+    columns.write(record, folder)
 
 
 def test_what_a_new_release_changed(tmp_path, capsys, monkeypatch):
@@ -393,7 +435,8 @@ def test_a_release_is_compared_with_what_differs_in_it_alone(tmp_path, capsys):
 def test_the_main_branch_is_beside_the_newest_release(tmp_path):
     for name, trl in (("trl-1.9.0", "1.9.0"), ("trl-1.10.0", "1.10.0"), ("trl-main", "1.11.0.dev0")):
         write_column(tmp_path, name, trl, "5.1.0", x="loud")
-    after = json.loads((tmp_path / "trl-main.json").read_text())
+    after = columns.read_stack("trl-main", tmp_path)
+    assert [column["stack"] for column in columns.read(tmp_path)] == ["trl-1.9.0", "trl-1.10.0"]
     assert [column["stack"] for column in drift.read_before(after, tmp_path)] == ["trl-1.10.0"]
     every = [stacks.Stack(f"trl-1.{minor}.0", {}, datetime.date.today()) for minor in range(8, 13)]
     assert [stack.name for stack in drift.missing(every, tmp_path)] == ["trl-1.11.0", "trl-1.12.0"]

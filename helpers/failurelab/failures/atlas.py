@@ -1,6 +1,6 @@
 """The atlas: what was measured of each failure in each release of trl and transformers, and how two releases differ.
 
-`atlas.json` is written by `benchmarks/atlas/summary.py` from evidence/atlas, one file a stack: what people could
+`atlas.json` is written by `benchmarks/atlas/summary.py` from evidence/atlas, one line a stack: what people could
 install on the day of a release. A cell is a `Setup` in a stack (`Column`); nothing is read in source texts.
 """
 

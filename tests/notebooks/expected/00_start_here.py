@@ -1,0 +1,54 @@
+"""Notebook 00: the check by the first rewards passes a healthy run and fires in a broken one; defaults have moved."""
+
+
+def check(result):
+    found = result.figures(case="notebook 00")
+    assert found["first"] > found["by_hand"] - 0.05 and found["last"] > found["first"] + 0.1, found
+    assert found["first_cut"] < found["by_hand"] - 0.2 and found["grad_norm_cut"] > 0.1, found
+    assert found["grad_norm_long"] == 0 and found["clipped"] == 1 and found["same"] == [], found
+    assert abs(found["by_hand_long"] - found["by_hand"]) < 0.1, found
+    # The exercise's share of silent groups is TRL's own, of the same completions.
+    assert all(abs(own - trl) < 1e-3 for own, trl in zip(found["silent"], found["silent_trl"])), found
+    script, cut, cut_two_digits = found["silent"]
+    assert script < 0.5 < cut < 1 == cut_two_digits, found
+    # Of the archive: the healthy and repaired, those with broken rollouts, and those that are broken after the rollout.
+    healthy, rollouts, later = (count.split(" of ") for count in found["fired"])
+    assert healthy[0] == later[0] == "0" and rollouts[0] == rollouts[1] and int(rollouts[1]) >= 9, found
+    assert sum(int(runs) for _, runs in (healthy, rollouts, later)) >= 40, found
+
+
+# Wrong answers to the exercise: the share of groups whose rewards are all equal.
+
+HEAD = "def silent_share(rewards, size):\n"
+CUT = "    groups = [rewards[i:i + size] for i in range(0, len(rewards), size)]\n"
+WRONG = [
+    (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups)", "Count the groups, and divide by their number."),
+    (
+        HEAD + "    return float(max(rewards) == min(rewards))",
+        "At “a group of two that differs, and one that does not”",
+    ),
+    (
+        HEAD + "    groups = [rewards[i::size] for i in range(size)]\n"
+        "    return sum(len(set(g)) == 1 for g in groups) / len(groups)",
+        "At “three groups of four” it returned 0.5, and 0.6667 is right",
+    ),
+    (HEAD + CUT + "    return sum(max(g) == 0 for g in groups) / len(groups)", "teach as little as eight wrong"),
+    (HEAD + CUT + "    return sum(sum(g) in (0, size) for g in groups) / len(groups)", "with each other"),
+    (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding"),
+    (HEAD + CUT + "    return sum(max(g) - min(g) < 0.1 for g in groups) / len(groups)", "with each other"),
+    (
+        HEAD + CUT + "    return sum(abs(g[0] - g[-1]) < 1e-6 for g in groups) / len(groups)",
+        "not the first with the last",
+    ),
+    (
+        HEAD + CUT + "    return sum(abs(g[0] - sum(g) / size) < 1e-6 for g in groups) / len(groups)",
+        "not one with the mean",
+    ),
+    (HEAD + "    return rewards.reshape(-1, size)", "it raised AttributeError"),
+    (HEAD + CUT + "    return [len(set(g)) == 1 for g in groups]", "and 0.5 is right"),
+    (
+        HEAD + "    count = len(rewards) // size\n    groups = [rewards[i::count] for i in range(count)]\n"
+        "    return sum(len(set(g)) == 1 for g in groups) / len(groups)",
+        "At “three groups of four”",
+    ),
+]

@@ -1,0 +1,97 @@
+"""Notebook 01: the same warning with every gradient there and with nearly none; its pass tells them apart."""
+
+OLD = {
+    "all weights": "26 of 26 (generation)",
+    "LoRA": "element 0 (generation, scoring without gradients, training)",
+    "frozen": "1 of 25 (generation, training)",
+    "frozen, non-reentrant": "25 of 25 (no warning)",
+    "frozen, the method": "25 of 25 (generation)",
+}
+TODAY = dict.fromkeys(OLD, "25 of 25 (no warning)") | {
+    "all weights": "26 of 26 (no warning)",
+    "LoRA": "28 of 28 (no warning)",
+}
+OUTCOMES = {
+    "trl-0.14": OLD,
+    "trl-0.15": OLD,
+    "trl-0.22": TODAY
+    | {
+        "LoRA": "28 of 28 (scoring without gradients)",
+        "frozen": "1 of 25 (training)",
+        "frozen, non-reentrant": "1 of 25 (training)",
+    },
+    "today": TODAY,
+}
+REPAIRS = {  # what has a gradient, which passes warn
+    "the hook": ("25 of 25", {"generation"}),
+    "the method": ("25 of 25", {"generation"}),
+    "the method, LoRA": ("28 of 28", {"generation", "scoring without gradients"}),
+    "use_reentrant=False": ("25 of 25", set()),
+    "a filter": ("1 of 25", set()),
+}
+# The embeddings, two layers, the norm and the head (which is the embeddings' tensor): tensors with a gradient, and
+# whether the output has a graph.
+TRACES = [
+    ["all weights", "1 of 1 True", "12 of 12 True", "12 of 12 True", "1 of 1 True", "1 of 1 True"],
+    ["frozen embeddings", "0 of 0 False", "0 of 12 False", "0 of 12 False", "1 of 1 True", "0 of 0 True"],
+]
+
+
+def check(result):
+    assert result.figures(case="notebook 01") == {"lost": 24, "trainable": 25}
+    why = result.figures(case="notebook 01: why")
+    assert why["traces"] == TRACES, why
+    lost = [line.partition("without a gradient: ")[2] for line in why["own"]]
+    assert lost == ["[]", "['layer.weight', 'layer.bias']", "[]", "[]"], lost
+    # The story ends on the reward: with gradients alone it starts below what the model earns by hand, 0.40.
+    broken, gradients, both = why["last"]
+    assert max(why["first"]) < 0.3 and max(broken) < min(gradients) and max(gradients) < 0.4 < min(both), why
+    for name, (gradients, passes) in REPAIRS.items():
+        found = result.figures(case=f"notebook 01: {name}")
+        assert found.pop("gradients") == gradients and found.keys() == passes, (name, found)
+    for era, outcomes in OUTCOMES.items():
+        assert result.figures(case=f"notebook 01: in {era}") == outcomes, era
+
+
+# Wrong answers to the exercise: the trainable tensors that a backward pass leaves without a gradient.
+
+HEAD = "def no_gradient(model, batches):\n"
+CLEAN = "    model.train()\n    model.zero_grad()\n"
+PASSES = (
+    "    for batch in batches:\n        loss = model(**batch).loss\n        if loss.requires_grad:\n"
+    "            loss.backward()\n"
+)
+UNASKED = "    for batch in batches:\n        model(**batch).loss.backward()\n"
+NAMES = "    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]"
+WRONG = [
+    (HEAD + CLEAN + NAMES, "after a backward pass of every batch"),
+    (HEAD + CLEAN + PASSES + NAMES.replace("p.requires_grad and ", ""), "Take trainable tensors alone"),
+    (HEAD + CLEAN + "    model(**batches[0]).loss.backward()\n" + NAMES, "every batch"),
+    (
+        HEAD + CLEAN + UNASKED.replace("        model(", "        model.zero_grad()\n        model(") + NAMES,
+        "clear gradients before the first batch only",
+    ),
+    (HEAD + CLEAN + PASSES + "    return []", "['layer.bias', 'layer.weight'] (list) is right"),
+    (HEAD + CLEAN + PASSES + NAMES.replace("[name for", "[p for"), "the NAMES of"),
+    (HEAD + "    model.train()\n" + PASSES + NAMES, "Set every .grad to None before the first batch"),
+    (HEAD + "    model.zero_grad()\n" + PASSES + NAMES, "train mode only"),
+    (
+        HEAD + CLEAN + PASSES + NAMES.replace("p.grad is None", "(p.grad is None or not p.grad.any())"),
+        "Zeros are a grad",
+    ),
+    (HEAD + CLEAN + PASSES + NAMES.replace("named_parameters()", "named_parameters(remove_duplicate=False)"), "once"),
+    (HEAD + CLEAN + UNASKED + NAMES, "ask loss.requires_grad"),
+    (HEAD + CLEAN + "    model(batches[0]).loss.backward()\n" + NAMES, "it raised"),
+    (HEAD + CLEAN + PASSES + "    return sum(p.grad is None for p in model.parameters())", "it returned 1"),
+]
+
+# The diff: with frozen embeddings one tensor of 25 is trained, with LoRA it is an error; with the diff all are.
+
+MEASURE = """
+now = dict(trainer.model.named_parameters())
+changed = sum(not now[name].equal(old) for name, old in started.items())
+# A of an adapter has no gradient at its first step, for B is zero: after five steps all have moved
+metrics = {"changed": changed, "trainable": len(started)}
+healed = changed == len(started)
+"""
+LORA_RAISES = "element 0 of tensors does not require grad"

@@ -1,0 +1,62 @@
+"""Notebook 10: only old weights take the gap away; without the reload the reward climbs; the weights carry the run."""
+
+
+def check(result):
+    broken, awake, repaired = (
+        result.figures(case=f"notebook 10: {name}") for name in ("as trl 1.9", "no sleep mode", "as trl 1.10")
+    )
+    assert broken["last"] < broken["first"] + 0.08 < awake["last"] and broken["gap"] > 0.1
+    assert broken["after"] > broken["before"] + 0.05  # trl's importance weights
+    for healed in (awake, repaired):
+        assert healed["last"] > healed["first"] + 0.08 and healed["gap"] < 0.02
+        assert healed["after"] > healed["before"] + 0.1
+    found = result.figures(case="notebook 10: suspects")
+    assert 0 < found["gap_first"] < 0.02 and max(found["uncorrected"]) < broken["after"] - 0.03
+    assert found["old weights"] < found["nothing"] / 10
+    for suspect in ("the format", "the temperature", "the token beside"):
+        assert found[suspect] > found["nothing"] / 3, suspect
+    assert found["copied"] == 0  # a deep copy runs the original
+    assert found["draws_then"] == ["first"] and found["draws_now"] == ["trained"]
+
+
+# Wrong answers to the exercise.
+
+
+def _answer(line):
+    return f"def score(logits, start, ids):\n    import torch\n    return {line}"
+
+
+_RIGHT = "logits[start - 1:-1].float().log_softmax(-1).gather(1, ids[:, None])[:, 0]"
+WRONG = [
+    (_answer("logits[start:].log_softmax(-1).gather(1, ids[:, None])[:, 0]"), "The logits at a place are those"),
+    (_answer("logits[start - 1:-1].softmax(-1).gather(1, ids[:, None])[:, 0]"), "The logits at a place are those"),
+    (_answer("logits[start - 1:-1].gather(1, ids[:, None])[:, 0]"), "The logits at a place are those"),
+    (_answer("logits[start - 1:-1].log_softmax(-1).gather(1, ids[:, None])[:, 0].mean(0, keepdim=True)"), "1 of 3"),
+    (_answer("logits[start - 1:-1].log_softmax(0).gather(1, ids[:, None])[:, 0]"), "0 of 3"),
+    (_answer("logits[start - 1:-1].log_softmax(-1).gather(1, ids[:, None])[:, 0]"), "log_softmax in bfloat16"),
+    *[
+        (_answer(f"{before}{_RIGHT}{after}"), "nats; shape (len(ids),)")
+        for before, after in (("", "[None]"), ("", ".tolist()"), ("", ".sum()"), ("", ".mean()"), ("-", ""))
+    ],
+    (_answer(f"{_RIGHT} / torch.log(torch.tensor(2.0))"), "(Tensor) is right"),
+    (_answer("logits[start - 1:-1].log_softmax(-1)[:, ids]"), "shape (len(ids),)"),
+]
+
+# The diff: the engine has the weights that are trained, so that the reward climbs. vLLM is a stand-in, and trl has
+# the lines of 0.28 to 1.9 again, which read the checkpoint after a sleep.
+
+BEFORE = """
+from failurelab_course.experiments import vllm_stand_in
+
+vllm_stand_in.install()
+trl_1_9 = vllm_stand_in.reload_at_each_call()  # kept: it ends where it is collected
+trl_1_9.__enter__()
+"""
+MEASURE = """
+rows = [row for row in trainer.state.log_history if "reward" in row]
+metrics = {"first": rows[0]["reward"], "last": rows[-1]["reward"],
+           "gap": rows[-1]["sampling/sampling_logp_difference/mean"]}
+healed = metrics["last"] > metrics["first"] + 0.08 and metrics["gap"] < 0.02
+"""
+SHORT_LORA = [("learning_rate=4e-4", "learning_rate=3e-3")]
+SHORT_BROKEN = [("max_steps=40", "max_steps=20")]

@@ -1,0 +1,59 @@
+"""Notebook 12: long completions in 8 bits leave a few of 64; a cap hardly helps; a weight for each token is near 1."""
+
+
+def check(result):
+    broken, capped, repaired, lengths = (
+        result.figures(case=f"notebook 12: {name}")
+        for name in ("one weight a completion", "capped at 3", "one weight a token", "lengths")
+    )
+    assert abs(broken["mean_short"] - 1) < 0.1 and broken["mean_long"] < 0.75
+    assert broken["size"] < 16 and max(broken["default"], capped["size"]) < 32  # of 64
+    assert abs(repaired["mean"] - 1) < 0.05 and repaired["gap"] < 0.15
+    assert lengths["bfloat16_256"] > 48 and lengths["sigma_8"] > 4 * lengths["sigma_16"] > 0
+    masked, truncated, single = lengths["fixed"]
+    assert max(masked, truncated) < 32 < 60 < single
+
+
+# Wrong answers to the exercise.
+
+
+def _answer(weights, rest="float(w.sum() ** 2 / w.square().sum())"):
+    return f"def effective_size(log_ratios):\n    w = {weights}\n    return {rest}"
+
+
+WRONG = [
+    (_answer("log_ratios.sum(-1).exp()", "float(w.sum() ** 2 / w.square().sum() / len(w))"), "neither as a share"),
+    (_answer("log_ratios.mean(-1).exp()"), "are added up"),
+    (_answer("log_ratios.exp()"), "neither as a share"),
+    (_answer("log_ratios.exp().mean(-1)"), "are added up"),
+    (_answer("log_ratios.sum(-1).exp()"), "exp(1000) is no float any more"),
+    (_answer("log_ratios.double().sum(-1).clamp(max=100).exp()"), "exp(-1000) is 0"),
+    (_answer("log_ratios.sum(-1).exp().clamp(max=3)"), "nothing is left out or capped"),
+    (_answer("(-log_ratios).sum(-1).exp()"), "keep each sign"),
+    (_answer("log_ratios.abs().sum(-1).exp()"), "keep each sign"),
+    (_answer("log_ratios.clamp(min=0).sum(-1).exp()"), "keep each sign"),
+    (_answer("(log_ratios.mean(1) * len(log_ratios)).exp()"), "add the tokens of a row"),
+    (_answer("log_ratios.double().sum(-1).clamp(-300, 300).exp()"), "exp(-1000) is 0"),
+    (_answer("log_ratios.sum(-1)"), "A log-ratio of 0 is a weight of 1: exp."),
+]
+RIGHT = [
+    "def effective_size(log_ratios):\n    import torch\n    sums = log_ratios.sum(1)\n"
+    "    return torch.exp(2 * sums.logsumexp(0) - (2 * sums).logsumexp(0))",
+    _answer("log_ratios.sum(-1).softmax(0)", "1 / w.square().sum()"),
+]
+
+# The diff: the mean importance weight is near 1 at 128 tokens, as it is on average by definition.
+
+BEFORE = """
+from failurelab_course.experiments import vllm_stand_in
+
+vllm_stand_in.install(eight_bits=True)
+"""
+MEASURE = """
+rows = [row for row in trainer.state.log_history if "reward" in row]
+weights = [row["sampling/importance_sampling_ratio/mean"] for row in rows]
+gaps = [row["sampling/sampling_logp_difference/mean"] for row in rows]
+metrics = {"weight": sum(weights) / len(weights), "gap": max(gaps)}
+healed = abs(metrics["weight"] - 1) < 0.1 and metrics["gap"] < 0.15
+"""
+SHORT = [("max_steps=5", "max_steps=3")]
