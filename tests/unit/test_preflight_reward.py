@@ -953,6 +953,54 @@ def test_a_function_that_is_well_is_called_in_three_processes(tokenizer):
     assert calls.read_text() == "1111"
 
 
+def last_block(completions, answer, **_):
+    """As people read code: what stands in the last fenced block, without its language."""
+    parts = [text(completion).split("```") for completion in completions]
+    return [float(len(each) > 2 and each[-2].partition("\n")[2].strip() == a) for each, a in zip(parts, answer)]
+
+
+def sql_block(completions, answer, **_):
+    """As people read a query: one language is demanded, and no pattern says where the block ends."""
+    bodies = [text(completion).partition("```sql\n")[2].partition("```")[0].strip() for completion in completions]
+    return [float(body == right) for body, right in zip(bodies, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "block"),
+    [(last_block, "```\n7\n```"), (last_block, "```python\n7\n```"), (sql_block, "```sql\n7\n```")],
+)
+def test_an_answer_in_a_fenced_block_is_read(function, block, tokenizer):
+    """No completion had one: of a function that reads it nothing was judged."""
+    answers = judge(function, CHAT, tokenizer)
+    assert {(answer.failure, answer.verdict) for answer in answers} == {("F10", Verdict.HELD), ("F14", Verdict.HELD)}
+    paid = {(line.worth, line.text): line.rewards for line in survey.ask(function, prompt="3+4=", answer="7").lines}
+    assert paid["right", block] == [1.0]
+    assert paid["wrong", block.replace("7", references.other_answer("7"))] == [0.0]
+
+
+QUERY = "Think first. Then write your query:\n```sql\n-- your query here\n```"
+
+
+def in_plain_text(completions, answer, **_):
+    return [0.0 if "```sql" in text(each) else float(right in text(each)) for each, right in zip(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "system", "words"),
+    [
+        (sql_block, QUERY, ""),
+        (last_block, QUERY, ""),
+        (boxed, QUERY, "form that the prompts show"),
+        (boxed, "Box the answer. Given is this code:\n```python\nprint(3)\n```", ""),  # a question's block
+        (in_plain_text, "Write one sql query, in plain text.", ""),
+    ],
+)
+def test_a_fenced_block_is_shown_where_the_prompt_leaves_a_place_in_it(function, system, words, tokenizer):
+    """A function that wants no block was named for the word `sql`, which stood in its prompt."""
+    findings = found(judge(function, told(system), tokenizer))
+    assert [words in finding.evidence for finding in findings] == [True] * bool(words)
+
+
 def test_forms_are_read_off_a_function():
     """Its patterns and tags say how it wants an answer, also through a function that it calls, and without groups."""
 
@@ -976,6 +1024,11 @@ def test_forms_are_read_off_a_function():
         ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
         ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "Let me think.", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
+        ("Answer in a block:\n```sql\n...\n```", {"W\n```sql\n42\n```", "```sql\n42\n```"}),
+        ("Write\n```\n# your code here\n```", {"W\n```\n42\n```", "```\n42\n```"}),
+        ("What does this print?\n```python\nprint(3)\n```", set()),
+        ("Which is faster?\n```\na = 3\nb = 4\n```\n\n```\na = b = 3\nc = 5\n```", set()),
+        ("Finish with\n```\n#### ...\n```", {"W\n#### 42", "#### 42"}),
         ("Read <context>a text</context> and tell.", set()),
         ("What is 3+4?", set()),
     ],

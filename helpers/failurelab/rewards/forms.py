@@ -32,6 +32,9 @@ _COMMON = {
     "tag": f"<answer>{ANSWER}</answer>",
     "JSON": f'{{"answer": "{ANSWER}"}}',
     "fenced JSON": f'```json\n{{"answer": "{ANSWER}"}}\n```',
+    "fenced": f"```\n{ANSWER}\n```",
+    "fenced, language": f"```python\n{ANSWER}\n```",
+    "words, fenced": f"{REASONING}\n```\n{ANSWER}\n```",
     "words, answer": f"{REASONING} {ANSWER}",
     "words, ####": f"{REASONING} #### {ANSWER}",
     "words, sentence": f"{REASONING} The answer is {ANSWER}.",
@@ -47,6 +50,9 @@ _MOST_SHOWN = 6
 _SECONDS = 10.0  # for all patterns of a script
 _ANSWER_TAG = re.compile(r"answer|solution|result|final|output|response|json", re.IGNORECASE)
 _PAIR = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+_FENCED = re.compile(r"```(\w*)[ \t]*\n(.*?)```", re.DOTALL)
+_WORD = "your|the|final|answer|result|solution|query|sql|python|code|program|function|goes|here"
+_PLACE = re.compile(rf"\s*(?:#|--|//)?(?:[ .…<>()\[\]{{}}]|\b(?:{_WORD})\b)*\s*", re.IGNORECASE)
 _CUE = re.compile(
     r"(?:end|finish|form|format|write|respond|reply|conclude|line|with|as)\b[^.\n]{0,30}?[\s\"'`:]"
     r"((?:final |the )?(?:answer|result|solution)(?: is|:))\s*[<\[{(.$NX_\"]",
@@ -156,6 +162,8 @@ def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, 
 
 def _stands_in(form: str, text: str) -> bool:
     """Return whether a text has all that a form has beside its answer and its reasoning, as pieces or as words."""
+    if "```" in form and "```" not in text:  # the language of a block stands in many prompts as a word
+        return False
     words = _literals(form)
     if words and words <= _literals(text):
         return True
@@ -180,13 +188,14 @@ def _after(opened: str, text: str) -> str:
 
 
 def shown_forms(prompt: Any) -> list[str]:
-    """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a JSON object."""
+    """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a block, JSON."""
     messages = _messages(prompt)
     forms: list[str] = []
     if messages and messages[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
         messages.pop()
     for role, text in messages:
-        forms += _few_shot(text) if role == "assistant" else [*_tagged(text), *_json(text), *_marked(text)]
+        shown = (_few_shot,) if role == "assistant" else (_tagged, _json, _marked, _fenced)
+        forms += [form for read in shown for form in read(text)]
     return list(dict.fromkeys(forms))[:_MOST_SHOWN]
 
 
@@ -282,6 +291,18 @@ def _marked(text: str) -> Iterator[str]:
     for form in forms:
         yield f"{REASONING}\n{form}"
         yield form
+
+
+def _fenced(text: str) -> Iterator[str]:
+    """Yield the fenced blocks in which a text leaves a place for the answer, `...` or `-- your query here`.
+
+    A block with anything else is a part of the question.
+    """
+    for language, inside in _FENCED.findall(text):
+        if _PLACE.fullmatch(inside):
+            form = f"```{language}\n{ANSWER}\n```"
+            yield f"{REASONING}\n{form}"
+            yield form
 
 
 def _few_shot(text: str) -> Iterator[str]:

@@ -43,10 +43,13 @@ def own_forms(texts: Sequence[str], reads_json: bool, answer: str) -> list[str]:
     tags = [text[1:-1] for text in texts if re.fullmatch(r"<\w+>", text)]
     inside = [REASONING] * (len(tags) - 1) + [ANSWER]
     forms.append("".join(f"<{tag}>{mark}</{tag}>" for tag, mark in zip(tags, inside)))
+    fences = [text.rstrip() for text in texts if re.fullmatch(r"```\w*\s*", text)]
+    forms += [f"{fence}\n{ANSWER}\n```" for fence in fences]
     cues = [text.rstrip() for text in texts if len(text) <= 30 and re.search(r"[:：#=]\s*$|\bis\s*$", text)]
     forms += [f"{cue} {ANSWER}" for cue in cues]
     words = [text for text in texts if 1 < len(text) <= 30 and not re.search(r"[\\{}*\n]", text) and text not in _KEYS]
     words = [text for text in words if not re.fullmatch(r"([-=*_])\1{5,}", text)]  # a line that is printed
+    words = [text for text in words if text not in fences]
     forms.append("\n".join([REASONING, *words[:12], ANSWER]) if words else "")
     keys = [text for text in texts if re.fullmatch(r"[A-Za-z_]\w*", text)] if reads_json else []
     forms += ["{" + ", ".join(f"{json.dumps(key)}: {value}" for key in keys) + "}" for value in (f'"{ANSWER}"', ANSWER)]
