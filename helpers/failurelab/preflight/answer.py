@@ -1,7 +1,8 @@
 """What preflight answers with: findings, each with a verdict and a key that stays, and the answer that they make up.
 
 A judge says what it has measured as a `Finding`: measured and bad (FOUND), read and bad (SUSPECTED), looked for and not
-there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). Preflight then
+there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). What accuses
+nobody is a line of `Training.notes`. Preflight then
 runs the script again with the repair of what was FOUND: it is NAMED when it comes again without the repair and its
 judge says HELD with it, and SUSPECTED with a reason otherwise (`trials`).
 

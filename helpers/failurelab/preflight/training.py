@@ -92,7 +92,8 @@ class Training:
         log: the trainer's log history, empty before training.
         world_size: of the launch.
         small: whether the model was cut.
-        keywords: the arguments that the script gave the trainer, by name.
+        keywords: the arguments that the script gave the trainer, by name. `trainer.eval_dataset` is cut; the whole one
+            is here.
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
