@@ -91,6 +91,17 @@ def rollout_gap(model, batch):
         "6 of 7 cases. At “a model that came in train mode”",
     ),
     (
+        _DRAW.format(call="**batch, ").replace("model.train(was)", "model.training = was") + _COMPARE,
+        "Put it back into that, each module of it",
+    ),
+    (
+        _DRAW.format(call="**batch, ")
+        .replace(".train()", ".eval()")
+        .replace("model.train(was)", "model.training = was")
+        + _COMPARE,
+        "1 of 7 cases. At “checkpointing on”",
+    ),
+    (
         _DRAW.format(call="**batch, ") + "\n    return (first != second).any(-1).float().mean().item()",
         "4 of 7 cases. At “all end in eval mode, one goes on in train mode” it raised",
     ),
