@@ -18,7 +18,7 @@ WRONG = [
     (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding"),
     (HEAD + CUT + "    return sum(max(g) - min(g) < 0.1 for g in groups) / len(groups)", "with each other"),
     *(
-        (HEAD + CUT + f"    return sum({silent} for g in groups) / len(groups)", "A small difference is scaled up")
+        (HEAD + CUT + f"    return sum({silent} for g in groups) / len(groups)", "A small difference teaches")
         for silent in (
             "max(g) - min(g) < 5e-3",
             "max(g) - min(g) < 1e-3",

@@ -92,14 +92,7 @@ def rollout_gap(model, batch):
     ),
     (
         _DRAW.format(call="**batch, ").replace("model.train(was)", "model.training = was") + _COMPARE,
-        "Put it back into that, each module of it",
-    ),
-    (
-        _DRAW.format(call="**batch, ")
-        .replace(".train()", ".eval()")
-        .replace("model.train(was)", "model.training = was")
-        + _COMPARE,
-        "1 of 7 cases. At “checkpointing on”",
+        "Put back each module",
     ),
     (
         _DRAW.format(call="**batch, ") + "\n    return (first != second).any(-1).float().mean().item()",

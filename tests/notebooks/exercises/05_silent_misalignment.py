@@ -27,7 +27,7 @@ WRONG = [
         "3 of 4 cases. At “right rows, rounded to halves” it returned nothing. No row fits",
     ),
     *(
-        (_HEAD + f"return min(range(end - n + 1), key=lambda back: {error})", "a part of them, or a sum with signs,")
+        (_HEAD + f"return min(range(end - n + 1), key=lambda back: {error})", "a part of them, or a sum with signs")
         for error in (
             *(f"(truth(back) - scores)[{row}, {token}].abs()" for row in range(2) for token in range(3)),
             *(f"(truth(back) - scores)[:, {token}].abs().sum()" for token in range(3)),
