@@ -18,8 +18,6 @@ from failurelab_course.notebook.pictures import (
     tree,
 )
 
-ROW = 2.0  # MiB
-
 
 @pytest.fixture
 def shown(monkeypatch):
@@ -127,17 +125,17 @@ def test_a_toy_is_broken_as_it_says():
     assert not toys.Toy(frozen="rest", checkpointed=True)().loss.requires_grad
 
 
-def test_a_run_s_blocks_are_split_into_logits_gradient_and_rest():
-    blocks = [10 * ROW, 9 * ROW, 3.0, 0.5]
-    parts = memory.split(blocks, logits=10 * ROW, gradient=9 * ROW, used=0.2)
-    assert list(parts.values()) == pytest.approx([4.0, 16.0, 18.0, 3.5])
-    other = memory.split([3.0] * 7, logits=10 * ROW, gradient=9 * ROW, used=0.2)
-    assert other["the rest"] == 21.0 and sum(other.values()) == 21.0  # another moment was the peak
+def test_a_run_s_blocks_are_split_by_what_allocated_them():
+    """A block of the logits' own size is no slice's gradient if another operation made it."""
+    blocks = [(9.0, "SliceBackward0"), (10.0, "SliceBackward0"), (10.0, "aten::linear"), (0.5, "small")]
+    assert list(memory.split(blocks).values()) == [10.0, 9.0, 10.5]
+    other = memory.split([(3.0, "Optimizer.step#AdamW.step")] * 7)
+    assert list(other.values()) == [0, 0, 21.0]  # another moment was the peak
 
 
 def test_the_bar_names_its_parts_and_its_sum(words):
     memory.bars({"short": dict.fromkeys(memory.LOOKS, 10.0)}, "the peak", "a bar of memory")
-    assert "40" in words and set(memory.LOOKS) <= set(words)
+    assert "30" in words and set(memory.LOOKS) <= set(words)
 
 
 def test_the_cache_s_steps_mark_what_is_in_neither(words):

@@ -92,7 +92,7 @@ def test_peak_memory_is_that_of_the_tensors_of_the_step():
         observe.peak_memory(lambda: None, "mps")  # the CPU's profiler would see nothing, and say 0
 
 
-def test_the_blocks_at_the_peak_are_told_by_their_size(monkeypatch):
+def test_the_blocks_at_the_peak_are_told_with_what_allocated_them(monkeypatch):
     """Of 4, 2 and 1 MiB the first two are held together; what has gone before the peak, or comes after it, is not."""
     held = torch.zeros(1 << 18)
 
@@ -101,13 +101,25 @@ def test_the_blocks_at_the_peak_are_told_by_their_size(monkeypatch):
         held = None  # was there before, and goes during the step
         gone = torch.zeros(1 << 18)
         del gone
-        first, second = torch.zeros(1 << 20), torch.zeros(1 << 19)
+        first, second = torch.zeros(1 << 20), torch.ones(1 << 19)
         del first, second
         return torch.zeros(1 << 18)
 
-    assert [size >> 20 for size in memory.held_at_peak(step) if size > 4096] == [4, 2]
+    blocks = [(size >> 20, operation) for size, operation in memory.held_at_peak(step) if size > 4096]
+    assert blocks == [(4, "aten::zeros"), (2, "aten::ones")]
     monkeypatch.setattr(memory, "peak_memory", lambda step, device: 350)
-    assert memory.held_at_peak(step, "cuda:1") == [350]
+    assert memory.held_at_peak(step, "cuda:1") == [(350, "")]
+
+
+def test_of_two_slices_a_backward_pass_holds_two_gradients_as_large_as_what_they_cut():
+    """The tensor that was cut has gone by then, though its size is that of the first slice's gradient."""
+    weight = torch.ones(1, 1 << 18, requires_grad=True)  # 1 MiB
+
+    def step():
+        (torch.ones(8, 1) @ weight)[:-1][-2:].sum().backward()
+
+    blocks = [(size >> 20, operation) for size, operation in memory.held_at_peak(step) if size > 4096]
+    assert blocks[:2] == [(8, "SliceBackward0"), (7, "SliceBackward0")], blocks
 
 
 def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):

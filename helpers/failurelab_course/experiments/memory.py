@@ -1,6 +1,5 @@
 """What a step costs: the peak of memory, exact on a CPU; seconds."""
 
-import collections
 import contextlib
 import gc
 import os
@@ -37,50 +36,57 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - start
     held = peak = 0
-    for size in _allocations(step):
+    for size, _, _ in _allocations(step):
         held += size
         peak = max(peak, held)
     return peak
 
 
-def held_at_peak(step: Callable[[], Any], device: str | torch.device = "cpu") -> list[int]:
-    """Return the size in bytes of each block that torch held at the peak of `step()`, the largest first.
+def held_at_peak(step: Callable[[], Any], device: str | torch.device = "cpu") -> list[tuple[int, str]]:
+    """Return each block that torch held at the peak of `step()`, the largest first: its bytes, and what allocated it.
 
-    Blocks that were there before are not counted, as in `peak_memory`. The profiler tells sizes and no names: what a
-    block is, its size has to say. On a GPU the peak is one block: it is not split there.
+    That is the outermost of torch's operations that ran then, such as `aten::empty`, `SliceBackward0` in a backward
+    pass, or `Optimizer.step#AdamW.step`. Blocks that were there before are not counted, as in `peak_memory`. On a GPU
+    the peak is one block without an operation: it is not split there.
 
     Raises:
         ValueError: as `peak_memory`.
     """
     if torch.device(device).type != "cpu":
-        return [peak_memory(step, device)]
+        return [(peak_memory(step, device), "")]
     gc.collect()
-    held: collections.Counter[int] = collections.Counter()
+    held: dict[int, tuple[int, str]] = {}  # by address
     total = peak = 0
     at_peak = held.copy()
-    for size in _allocations(step):
+    for size, address, operation in _allocations(step):
         total += size
         if size > 0:
-            held[size] += 1
-        elif held[-size]:
-            held[-size] -= 1
+            held[address] = (size, operation)
+        else:
+            held.pop(address, None)
         if total > peak:
             peak, at_peak = total, held.copy()
-    return sorted(at_peak.elements(), reverse=True)
+    return sorted(at_peak.values(), reverse=True)
 
 
-def _allocations(step: Callable[[], Any]) -> list[int]:
-    """Run `step` on a CPU; return the bytes of every allocation and, negative, release, in the order of time."""
+def _allocations(step: Callable[[], Any]) -> list[tuple[int, int, str]]:
+    """Run `step` on a CPU; return every allocation and release in the order of time.
+
+    Each is its bytes, negative if they are released, the address, and the outermost operation that ran then.
+    """
     # The profiler's C++ log writes when it starts and stops, to stderr, unless its level is above the last one.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
-    changes = sorted(
-        (event.start_ns(), event.nbytes())
-        for event in profile.profiler.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
-    )
-    return [size for _, size in changes]
+    changes = []
+    events = [(event, event.name) for event in profile.profiler.kineto_results.experimental_event_tree()]
+    while events:
+        event, outermost = events.pop()
+        events += ((inner, outermost) for inner in event.children)
+        if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+            block, operation = event.extra_fields, outermost.removeprefix("autograd::engine::evaluate_function: ")
+            changes.append((event.start_time_ns, block.alloc_size, block.ptr, operation))
+    return [change[1:] for change in sorted(changes)]
 
 
 @contextlib.contextmanager

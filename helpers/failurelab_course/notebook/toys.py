@@ -15,7 +15,7 @@ class Toy(torch.nn.Module):
         zero_head: the head's weights are 0, so that all gradients before it are zeros.
         again: the second expert stands in the model under a second name.
         stale: the layer has a gradient already, from an earlier pass.
-        frozen: everything is, or all but the layer if it is "rest".
+        frozen: everything is; all but the layer if it is "rest"; all but the layer and the second expert if "most".
         hooked: the output of the embeddings requires a gradient, as `enable_input_require_grads` makes it.
     """
 
@@ -35,7 +35,8 @@ class Toy(torch.nn.Module):
         self.checkpointed, self.hooked = checkpointed, hooked
         if frozen:
             self.requires_grad_(False)
-            self.layer.requires_grad_(frozen == "rest")
+            self.layer.requires_grad_(frozen in ("rest", "most"))
+            self.experts[1].requires_grad_(frozen == "most")
         if zero_head:
             torch.nn.init.zeros_(self.head.weight)
         if again:

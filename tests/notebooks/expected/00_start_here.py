@@ -36,6 +36,15 @@ WRONG = [
     (HEAD + CUT + "    return sum(sum(g) in (0, size) for g in groups) / len(groups)", "with each other"),
     (HEAD + CUT + "    return sum(len(set(g)) == 1 for g in groups) / len(groups)", "allow for rounding"),
     (HEAD + CUT + "    return sum(max(g) - min(g) < 0.1 for g in groups) / len(groups)", "with each other"),
+    *(
+        (HEAD + CUT + f"    return sum({silent} for g in groups) / len(groups)", "A small difference teaches")
+        for silent in (
+            "max(g) - min(g) < 5e-3",
+            "max(g) - min(g) < 1e-3",
+            "len({round(reward, 2) for reward in g}) == 1",
+            "sum((reward - sum(g) / size) ** 2 for reward in g) / size < 1e-5",
+        )
+    ),
     (
         HEAD + CUT + "    return sum(abs(g[0] - g[-1]) < 1e-6 for g in groups) / len(groups)",
         "not the first with the last",

@@ -80,7 +80,20 @@ WRONG = [
         "Zeros are a grad",
     ),
     (HEAD + CLEAN + PASSES + NAMES.replace("named_parameters()", "named_parameters(remove_duplicate=False)"), "once"),
-    (HEAD + CLEAN + UNASKED + NAMES, "ask loss.requires_grad"),
+    (HEAD + CLEAN + UNASKED + NAMES, "ask loss.requires_grad, and go on"),
+    (
+        HEAD + CLEAN + "    names = [name for name, p in model.named_parameters() if p.requires_grad]\n"
+        "    for batch in batches:\n        loss = model(**batch).loss\n        if not loss.requires_grad:\n"
+        "            return names\n        loss.backward()\n" + NAMES,
+        "ask loss.requires_grad, and go on",
+    ),
+    (
+        HEAD
+        + CLEAN
+        + PASSES.replace("            loss.backward()", "            loss.backward()\n        else:\n            break")
+        + NAMES,
+        "ask loss.requires_grad, and go on",
+    ),
     (HEAD + CLEAN + "    model(batches[0]).loss.backward()\n" + NAMES, "it raised"),
     (HEAD + CLEAN + PASSES + "    return sum(p.grad is None for p in model.parameters())", "it returned 1"),
 ]

@@ -116,6 +116,10 @@ def rollout_gap(model, batch):
         "6 of 7 cases. At “a model that came in train mode”",
     ),
     (
+        _DRAW.format(call="**batch, ").replace("model.train(was)", "model.training = was") + _COMPARE,
+        "Put back each module",
+    ),
+    (
         _DRAW.format(call="**batch, ") + "\n    return (first != second).any(-1).float().mean().item()",
         "4 of 7 cases. At “all end in eval mode, one goes on in train mode” it raised",
     ),

@@ -48,12 +48,15 @@ WRONG = [
         "3 of 4 cases. At “right rows, rounded to halves” it returned nothing. No row fits",
     ),
     *(
-        (
-            _HEAD + f"return min(range(end - n + 1), key=lambda back: (truth(back) - scores)[{row}, {token}].abs())",
-            "one token can be near by chance",
+        (_HEAD + f"return min(range(end - n + 1), key=lambda back: {error})", "a part of them, or a sum with signs")
+        for error in (
+            *(f"(truth(back) - scores)[{row}, {token}].abs()" for row in range(2) for token in range(3)),
+            *(f"(truth(back) - scores)[:, {token}].abs().sum()" for token in range(3)),
+            *(f"(truth(back) - scores)[{row}].abs().sum()" for row in range(2)),
+            "(truth(back) - scores).sum().abs()",
+            "(truth(back) - scores).mean(1).abs().sum()",
+            "(truth(back) - scores).sum(0).abs().sum()",
         )
-        for row in range(2)
-        for token in range(3)
     ),
 ]
 RIGHT = [_HEAD + "return min(range(end - n + 1), key=lambda back: (truth(back) - scores).square().mean())"]

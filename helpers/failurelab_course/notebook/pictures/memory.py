@@ -1,30 +1,27 @@
-"""What a training step holds at its peak: a bar for each run, split into logits, their gradient and the rest."""
+"""What a training step holds at its peak: a bar for each run, split by the operation that allocated each block."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from failurelab_course.notebook import display as notebook
 
 # The look of each part, told apart in print too: colour and hatch.
 LOOKS = {
-    "logits that are used": ("#009E73", ""),
-    "logits that nobody uses": ("#D55E00", "//"),
-    "their gradient": ("#E69F00", ".."),
+    "gradient of the first slice": ("#D55E00", "//"),
+    "gradient of the second slice": ("#E69F00", ".."),
     "the rest": ("#bbbbbb", ""),
 }
 
 
-def split(sizes: list[float], logits: float, gradient: float, used: float) -> dict[str, float]:
-    """Return how much of each part a run holds, from the sizes of its blocks.
+def split(blocks: Sequence[tuple[float, str]]) -> dict[str, float]:
+    """Return how much of each part (`LOOKS`) a run holds.
 
     Args:
-        sizes: of all blocks at the peak, in MiB.
-        logits: the size that a block of logits has, in MiB.
-        gradient: the size that a block of their gradient has, in MiB.
-        used: the share of the logits that is used.
+        blocks: each block at the peak, in MiB, with the operation that allocated it, as `held_at_peak` tells it. The
+            gradient of a slice is as large as what was cut, so that the first slice's is the larger of two.
     """
-    held = {size: sum(block for block in sizes if abs(block - size) < 0.01) for size in (logits, gradient)}
-    parts = [held[logits] * used, held[logits] * (1 - used), held[gradient], sum(sizes) - sum(held.values())]
-    return dict(zip(LOOKS, parts))
+    slices = sorted((size for size, operation in blocks if operation == "SliceBackward0"), reverse=True)
+    first, second = [*slices, 0.0, 0.0][:2]
+    return dict(zip(LOOKS, (first, second, sum(size for size, _ in blocks) - first - second)))
 
 
 def bars(runs: Mapping[str, Mapping[str, float]], title: str, alt: str) -> None:
