@@ -750,7 +750,8 @@ def test_completions_that_are_compared_in_a_part_of_their_group(function, device
     assert [(answer.failure, answer.verdict) for answer in told] == ([("F14", verdict)] if verdict else [])
     held = [answer.failure for answer in answers if answer.verdict is Verdict.HELD]
     assert ("F10" in held) is (verdict is None)
-    undo = repairs.Arguments({"per_device_train_batch_size": 4})
+    size = "per_device_train_batch_size"
+    undo = repairs.Arguments({size: 4}, {size: "num_generations"})
     assert all(answer.tried and answer.undo == undo for answer in found(told))
 
 

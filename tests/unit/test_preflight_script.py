@@ -1078,7 +1078,7 @@ def test_the_answer_in_each_form():
     texts = {"cut", "notes", "error", "ended_first", "rewards", "script", "script_sha256", "versions"}
     assert set(both.to_json()) == kinds | texts
     text = terminal.text(both)
-    assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
+    assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("NOT CHECKED") < text.index("HELD")
     assert "ERROR train.py ended" in text
     pages = re.findall(r"docs/symptoms\.md#(\w+)", text)  # each is an anchor of that page
     assert pages == ["f2", "f7", "f3a", "f15"]

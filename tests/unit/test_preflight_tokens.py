@@ -108,7 +108,7 @@ def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
     """
     answer = only(judge_template(training(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
     assert answer.verdict is (Verdict.HELD if real else Verdict.NOT_CHECKED)
-    assert "of 4 asked greedily, 4 end" in (answer.evidence if real else answer.why)
+    assert "of 4 greedy completions 4 end" in (answer.evidence if real else answer.why)
 
 
 @pytest.mark.parametrize(
