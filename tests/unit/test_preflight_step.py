@@ -378,6 +378,84 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
     assert bool(answer.figures) is (verdict is Verdict.FOUND)  # what is masked was counted
 
 
+def two_turns(prompts, trainer, way, tokens=3):
+    """Draw a second answer behind a smaller sum with the same result, and return both turns in one of several ways."""
+    tokenizer = trainer.processing_class
+
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def draw(context):
+        asked = torch.tensor([context])
+        options = {"max_new_tokens": tokens, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
+        drawn = trainer.model.generate(input_ids=asked, attention_mask=torch.ones_like(asked), **options)
+        ids = drawn[0, len(context) :].tolist()
+        return ids[: ids.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in ids else ids
+
+    rows = {"prompt_ids": [], "completion_ids": [], "env_mask": []}
+    for prompt in prompts:
+        one, two = encode(prompt), encode(f"{prompt[::-1].strip('=')}=")
+        if way == "engine":
+            first, more = encode("12"), []
+            draw(encode("is it right?"))  # as a judge's word, which is returned nowhere
+        elif way == "best":
+            first, more = max((draw(one) for _ in range(3)), key=sum), []
+        elif way == "hint":
+            first, more = draw(encode("hint: ") + one), []
+        else:
+            first = draw(one)
+            more = [] if way in ("one", "trimmed", "shuffled") else draw(one + first + two if way == "ids" else two)
+        if way == "trimmed":
+            first = first[:-1] or first
+        rows["prompt_ids"].append(one + two if way == "joined" else one)
+        between = two if way == "ids" else []
+        rows["completion_ids"].append(first + between + more)
+        rows["env_mask"].append([1] * len(first) + [0] * len(between) + [1] * len(more))
+    if way == "shuffled":
+        rows["completion_ids"].reverse()
+    if way != "ids":
+        del rows["env_mask"]
+    return rows | {"logprobs": None}
+
+
+@pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(
+    ("way", "accused"),
+    [
+        ("joined", True),
+        ("shuffled", True),
+        ("hint", True),
+        ("one", False),
+        ("ids", False),
+        ("best", False),
+        ("trimmed", False),
+        ("engine", False),
+    ],
+)
+def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
+    way, accused, tokens, model, tokenizer, tmp_path
+):
+    """The ids were those that were drawn, so nothing was said: the prompts of both turns stood before both answers."""
+
+    def rollout(prompts, trainer):
+        return two_turns(prompts, trainer, way, tokens)
+
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
+    given = Training(made, {}, own=lambda file: file == __file__)
+    padding, step = PaddingJudge(given), StepJudge(given)
+    with padding.listening(), step.listening():
+        made.train()
+    answers = [each for each in padding.answers() if each.failure == "F18"]
+    assert [each.verdict for each in answers] == [Verdict.FOUND] * accused
+    for each in answers:
+        apart, count = each.figures
+        assert apart.value > 0.1 and 4 <= count.value <= count.scale
+
+
 @pytest.mark.skipif(
     "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
 )
