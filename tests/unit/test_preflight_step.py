@@ -514,3 +514,74 @@ def test_padding_in_a_completion_is_counted(ids, count):
 
 def test_padding_that_is_the_end_is_counted_behind_the_first():
     assert count_padding([5, 2, 2, 2], 2, {2}) == 2 and count_padding([5, 2], 2, {2}) == 0
+
+
+def own_loop(stacked, repeated, grouped):
+    """Return a trainer that draws one completion of each prompt at a time, with rows, answers and groups in an order.
+
+    Each is by `call` (P1 P2 .. P1 P2 ..) or by `prompt` (P1 P1 .. P2 P2 ..).
+    """
+
+    class OwnLoop(trl.GRPOTrainer):
+        def _prepare_inputs(self, inputs):
+            return inputs
+
+        def compute_loss(self, model, inputs, *rest, **options):
+            size, tok = self.num_generations, self.processing_class
+            rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
+            asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
+            width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
+            config.num_return_sequences = 1
+            with torch.no_grad():
+                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(size)]
+            longest = max(call.shape[1] for call in calls)
+            pad = tok.pad_token_id
+            calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
+
+            def in_order(values, order):
+                return [each for each in values for _ in range(size)] if order == "prompt" else list(values) * size
+
+            drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
+            prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
+            ended = (drawn == tok.eos_token_id).int()
+            mask = (ended.cumsum(1) - ended == 0).int()
+            logits = model(torch.cat([prompts, drawn], 1), attention_mask=torch.cat([masks, mask], 1)).logits
+            logps = logits[:, width - 1 : -1].log_softmax(-1).gather(2, drawn[..., None])[..., 0]
+            texts = tok.batch_decode(drawn, skip_special_tokens=True)
+            answer = in_order([row["answer"] for row in rows], repeated)
+            rewards = torch.tensor([f(completions=texts, answer=answer) for f in self.reward_funcs]).sum(0)
+            groups = rewards.view(-1, size) if grouped == "prompt" else rewards.view(size, -1).T
+            worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+            worth = (worth if grouped == "prompt" else worth.T).reshape(-1)
+            loss = -(logps - logps.detach()).exp() * worth[:, None] * mask
+            return (loss.sum(1) / mask.sum(1)).mean()
+
+    return OwnLoop
+
+
+@pytest.mark.parametrize(
+    ("stacked", "repeated", "grouped", "gradient", "pairs"),
+    [
+        ("call", "prompt", "prompt", Verdict.FOUND, True),
+        ("call", "call", "prompt", Verdict.FOUND, False),
+        ("prompt", "call", "prompt", Verdict.HELD, True),
+        ("prompt", "prompt", "prompt", Verdict.HELD, False),
+        ("call", "call", "call", Verdict.HELD, False),
+    ],
+)
+def test_a_loop_of_one_s_own_that_mixes_two_orders(
+    stacked, repeated, grouped, gradient, pairs, model, tokenizer, tmp_path
+):
+    """Completions by call, answers and groups by prompt: the groups were not judged, and the answers were believed."""
+    options = {"loss_type": "grpo"} if has("loss_type") else {}
+    options |= {"gradient_accumulation_steps": 1, "optim": "sgd"}
+    made = trainer(model, tokenizer, tmp_path, kind=own_loop(stacked, repeated, grouped), **options)
+    step = StepJudge(Training(made, {}))
+    with step.listening():
+        made.train()
+    answers = list(step.answers())
+    (of_gradient,) = [answer for answer in answers if answer.failure == "F21"]
+    assert of_gradient.verdict is gradient, of_gradient
+    of_pairs = [answer for answer in answers if answer.failure == "F14"]
+    assert [answer.verdict for answer in of_pairs] == [Verdict.FOUND] * pairs
+    assert all(2 * answer.figures[0].value > answer.figures[0].scale for answer in of_pairs)

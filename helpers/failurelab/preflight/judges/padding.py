@@ -118,8 +118,8 @@ class PaddingJudge:
         drawn = getattr(output, "sequences", output)
         given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if self._rolls_out and not is_unseen() and isinstance(drawn, torch.Tensor) and isinstance(given, torch.Tensor):
-            mask = kwargs.get("attention_mask")
-            mask = torch.ones_like(given) if not isinstance(mask, torch.Tensor) else mask
+            mask: Any = kwargs.get("attention_mask")
+            mask = torch.ones_like(given) if getattr(mask, "shape", None) != given.shape else mask
             contexts = [without_padding(row[kept.bool()].tolist(), self._pad) for row, kept in zip(given, mask)]
             copies = len(drawn) // len(given)
             self._drawn.append((drawn, given.shape[1], [context for context in contexts for _ in range(copies)]))
