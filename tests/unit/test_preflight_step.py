@@ -528,18 +528,19 @@ def own_loop(stacked, repeated, grouped):
 
         def compute_loss(self, model, inputs, *rest, **options):
             size, tok = self.num_generations, self.processing_class
+            count = 1 if grouped == "none" else size
             rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
             asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
             width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
             config.num_return_sequences = 1
             with torch.no_grad():
-                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(size)]
+                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(count)]
             longest = max(call.shape[1] for call in calls)
             pad = tok.pad_token_id
             calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
 
             def in_order(values, order):
-                return [each for each in values for _ in range(size)] if order == "prompt" else list(values) * size
+                return [each for each in values for _ in range(count)] if order == "prompt" else list(values) * count
 
             drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
             prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
@@ -550,9 +551,10 @@ def own_loop(stacked, repeated, grouped):
             texts = tok.batch_decode(drawn, skip_special_tokens=True)
             answer = in_order([row["answer"] for row in rows], repeated)
             rewards = torch.tensor([f(completions=texts, answer=answer) for f in self.reward_funcs]).sum(0)
-            groups = rewards.view(-1, size) if grouped == "prompt" else rewards.view(size, -1).T
+            size = len(rewards) if grouped == "none" else size  # one completion of each prompt, and a mean of all
+            groups = rewards.view(-1, size) if grouped != "call" else rewards.view(size, -1).T
             worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
-            worth = (worth if grouped == "prompt" else worth.T).reshape(-1)
+            worth = (worth if grouped != "call" else worth.T).reshape(-1)
             loss = -(logps - logps.detach()).exp() * worth[:, None] * mask
             return (loss.sum(1) / mask.sum(1)).mean()
 
@@ -567,6 +569,7 @@ def own_loop(stacked, repeated, grouped):
         ("prompt", "call", "prompt", Verdict.HELD, True),
         ("prompt", "prompt", "prompt", Verdict.HELD, False),
         ("call", "call", "call", Verdict.HELD, False),
+        ("call", "call", "none", Verdict.NOT_CHECKED, False),
     ],
 )
 def test_a_loop_of_one_s_own_that_mixes_two_orders(

@@ -44,7 +44,8 @@ from failurelab.textbook.scores import without_adapters
 T = TypeVar("T")
 MIXED = "groups of several prompts"
 _IDS = ("inputs", "input_ids", "attention_mask")
-_SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
+_SCORES = "_generate_and_score_completions"
+_SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
 
 
 @dataclasses.dataclass
@@ -133,6 +134,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self._inside = False
+        self._library_scores = False  # whether trl's own method draws and scores now
         self._drawn: list[Row] = []
         self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
@@ -176,6 +178,8 @@ class Recorder:
         for engine in engines_of(trainer, self._encode):
             around = functools.partial(self._ask_engine, engine)
             stack.enter_context(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
+        if hasattr(trainer, _SCORES):
+            stack.enter_context(wrap_method(trainer, _SCORES, self._score, "textbook: whose code compares rewards"))
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(
@@ -420,6 +424,13 @@ class Recorder:
                 return frozenset([ends] if isinstance(ends, int) else [int(end) for end in ends])
         return frozenset()
 
+    def _score(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._library_scores = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self._library_scores = False
+
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
         known = len(self._batches)
@@ -552,9 +563,9 @@ class Recorder:
 
         A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
         """
-        size, kind = group_size(self.trainer), type(self.trainer)
-        scores = getattr(kind, "_generate_and_score_completions", None)
-        if size < 2 or not getattr(scores, "__module__", "").startswith("trl.") or self._rolls_out():
+        size, scores = group_size(self.trainer), getattr(type(self.trainer), _SCORES, None)
+        compares = self._library_scores and getattr(scores, "__module__", "").startswith("trl.")
+        if size < 2 or not compares or self._rolls_out():
             return False
         groups = [list(map(str, prompts[place : place + size])) for place in range(0, len(prompts), size)]
         return all(len(set(group)) == size for group in groups)
