@@ -54,15 +54,18 @@ class Misplaced:
     behind: Ids
 
 
-def find_misplaced(draws: Sequence[Draw], rows: Sequence[Returned], ends: Collection[int]) -> list[Misplaced]:
+def find_misplaced(
+    draws: Sequence[Draw], rows: Sequence[Returned], ends: Collection[int]
+) -> tuple[list[Misplaced], int, int]:
     """Return the draws that stand in a returned completion, and in none behind their own context.
 
     Tokens of a row that a draw explains in its own context are no other's. What is left has to be draws from its
-    beginning to its end, or a draw that is long: a few tokens stand anywhere by chance. Where that explains less than
-    half of the rows that are left, something else has drawn them.
+    beginning to its end, or a draw that is long: a few tokens stand anywhere by chance. Returned too are how many rows
+    such draws explain, and how many there are that no draw explains in its own context.
     """
     right = [[_stands(draw, row) for draw in draws] for row in rows]
-    astray = [place for place in range(len(draws)) if not any(own[place] for own in right)]
+    kept = [[_is_kept(draw, row, count, ends) for draw, count in zip(draws, own)] for row, own in zip(rows, right)]
+    astray = [place for place in range(len(draws)) if not any(own[place] for own in kept)]
     found, left, explained, used = dict[int, Misplaced](), 0, 0, set[int]()
     for row, own in zip(rows, right):
         free = list(row.own)
@@ -72,7 +75,9 @@ def find_misplaced(draws: Sequence[Draw], rows: Sequence[Returned], ends: Collec
         if not any(is_free and token not in ends for is_free, token in zip(free, row.completion)):
             continue
         left += 1
-        inside, whole = _explain(row, free, draws, [place for place in astray if place not in used], ends)
+        fresh = [place for place in astray if place not in used]
+        inside, whole = _explain(row, free, draws, [*fresh, *(set(range(len(draws))) - set(astray))], ends)
+        inside = {place: start for place, start in inside.items() if place in fresh}
         if inside and (whole or any(len(draws[place].tokens) > _CHANCE for place in inside)):
             explained += 1
             used |= set(inside)
@@ -80,7 +85,7 @@ def find_misplaced(draws: Sequence[Draw], rows: Sequence[Returned], ends: Collec
             found |= {
                 place: Misplaced(draws[place], full[: len(row.prompt) + start]) for place, start in inside.items()
             }
-    return list(found.values()) if 2 * explained >= left else []
+    return list(found.values()), explained, left
 
 
 def _stands(draw: Draw, row: Returned) -> int:
@@ -91,8 +96,21 @@ def _stands(draw: Draw, row: Returned) -> int:
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(draw.tokens, full[width:]))))
 
 
+def _is_kept(draw: Draw, row: Returned, count: int, ends: Collection[int]) -> bool:
+    """Return whether a draw stands in a row in its own context, whole or without its end, or as far as the row goes.
+
+    Args:
+        draw: of the policy.
+        row: that was returned.
+        count: as `_stands` gives it.
+        ends: tokens that end a completion.
+    """
+    whole = count >= len(draw.tokens) - (draw.tokens[-1] in ends)
+    return count > 0 and (whole or len(draw.context) + count == len(row.prompt) + len(row.completion))
+
+
 def _explain(
-    row: Returned, free: Sequence[bool], draws: Sequence[Draw], astray: Sequence[int], ends: Collection[int]
+    row: Returned, free: Sequence[bool], draws: Sequence[Draw], numbers: Sequence[int], ends: Collection[int]
 ) -> tuple[dict[int, int], bool]:
     """Return which draws stand in the free tokens of a row, with their places, and whether these are all of them."""
     inside, whole, place = dict[int, int](), True, 0
@@ -101,7 +119,7 @@ def _explain(
             place += 1
             continue
         best, length = None, 0
-        for number in astray:
+        for number in numbers:  # of equally long ones the first
             tokens = draws[number].tokens
             bare = tokens[:-1] if tokens[-1] in ends else tokens
             for some in (tokens, bare):
@@ -126,7 +144,8 @@ class ContextNotes:
 
     def __init__(self, trainer: Any, maker: str):
         self._trainer, self._maker = trainer, maker
-        self._draws, self._misplaced, self._apart, self._error = 0, list[Misplaced](), list[float](), ""
+        self._draws = self._explained = self._left = 0
+        self._misplaced, self._apart, self._error = list[Misplaced](), list[float](), ""
 
     def note(self, *given: Any) -> None:
         """Take what the policy drew in a rollout, and what came of it; an error of this check's own ends no run."""
@@ -145,9 +164,11 @@ class ContextNotes:
             ids = tuple(int(token) for token in completion)
             own = [bool(counts) for counts in mask][: len(ids)] if mask is not None else []
             rows.append(Returned(without_padding(prompt, pad), ids, (*own, *[True] * (len(ids) - len(own)))))
-        found = find_misplaced([draw for draw in draws if draw.tokens], rows, ends | {pad})
+        found, explained, left = find_misplaced([draw for draw in draws if draw.tokens], rows, ends | {pad})
         for misplaced in found[: _SCORED - len(self._apart)]:
             self._apart.append(self._difference(misplaced))
+        self._explained += explained
+        self._left += left
         self._draws += len(draws)
         self._misplaced += found
 
@@ -167,7 +188,7 @@ class ContextNotes:
         """Yield what was seen."""
         if self._error:
             yield Finding.not_checked("F18", self._error, part=self._maker, fault="context")
-        if not self._apart:
+        if not self._apart or 2 * self._explained < self._left:  # else something that was not seen has drawn them
             return
         decode, first = tokenizer_of(self._trainer).decode, self._misplaced[0]
         drawn, own, other = (
