@@ -554,6 +554,9 @@ class Recorder:
                 *(self._by_prompt([own[at] for at in order]) for own in (drawn, rewards)), groups
             )
         ]
+        if order != sorted(order):
+            size = group_size(self.trainer)
+            rows = [dataclasses.replace(row, stands_in=at // size) for row, at in zip(rows, order)]
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
         self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))

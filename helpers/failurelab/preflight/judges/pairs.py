@@ -14,6 +14,10 @@ from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.textbook.recorder import RewardCalls
 from failurelab.textbook.rows import Row
 
+ONE_ORDER = (
+    "Repeat prompts, columns and completions in one order, and group them in it: prompt 1 for all of its completions, "
+    "then prompt 2 (repeat_interleave, and torch.stack(completions, 1).flatten(0, 1) behind a loop of generations)."
+)
 _MOST = 1024  # rows of the dataset that prompts are looked for in
 
 
@@ -49,12 +53,8 @@ def judge_pairs(trainer: Any, rows: Sequence[Row], asked: RewardCalls, where: st
                 f"{decode(list(row.prompt))[-40:]!r}, with {value[:40]}: the completions stand in another order than "
                 f"the columns.{where}"
             )
-            repair = (
-                "Repeat prompts, columns and completions in one order: prompt 1 for all of its completions, then "
-                "prompt 2 (repeat_interleave, and torch.stack(completions, 1).flatten(0, 1) behind a loop)."
-            )
             figures = (Quantity("completions with another row's columns", len(wrong), "", len(rows)),)
-            return Finding("F14", said, repair, fault="pairs", figures=figures, own=True)
+            return Finding("F14", said, ONE_ORDER, fault="pairs", figures=figures, own=True)
     return None
 
 

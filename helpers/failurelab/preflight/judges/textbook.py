@@ -27,12 +27,13 @@ from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
-from failurelab.preflight.judges.pairs import judge_pairs
+from failurelab.preflight.judges.pairs import ONE_ORDER, judge_pairs
 from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
 from failurelab.textbook.ranks import RanksApart
+from failurelab.textbook.recorder import MIXED
 from failurelab.textbook.suspects import NO_GRADIENT
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
@@ -265,11 +266,14 @@ class StepJudge(TrainerCallback):
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
+        mixed = self._recorder.regrouped if MIXED in report.controls else ""
+        tried = mixed and f"the textbook with the groups as they stand gives this gradient: {report.controls[MIXED]}"
+        repair, undo = (ONE_ORDER, None) if mixed else (repair, undo)  # no edit takes out this alone
         figures, _, name = report.reason.partition(" Named: ")  # which is said first
         said = f"Named: {name} Step" if name else "step"
         said += f" {report.step}: {figures}{where}"
-        if self._recorder.regrouped:
-            said += f" Beside that, {self._recorder.regrouped}: the textbook takes them together."
+        if mixed:
+            said += f" Here {mixed}."
         if not own and not self.replaced and report.named == _ACCUMULATION:
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
@@ -282,7 +286,7 @@ class StepJudge(TrainerCallback):
             else:
                 yield Finding.suspected(failure, said, why, repair, undo=undo)
         else:
-            yield Finding(failure, said, repair, undo=undo, own=bool(own or self.replaced))
+            yield Finding(failure, said, repair, undo=undo, tried=tried, own=bool(own or self.replaced))
         besides = failure != "F15" and "temperature" in report.line
         if besides:
             said = f"step {report.step}: these scores lack the temperature too"
