@@ -549,8 +549,9 @@ def own_loop(stacked, repeated, grouped):
             logits = model(torch.cat([prompts, drawn], 1), attention_mask=torch.cat([masks, mask], 1)).logits
             logps = logits[:, width - 1 : -1].log_softmax(-1).gather(2, drawn[..., None])[..., 0]
             texts = tok.batch_decode(drawn, skip_special_tokens=True)
-            answer = in_order([row["answer"] for row in rows], repeated)
-            rewards = torch.tensor([f(completions=texts, answer=answer) for f in self.reward_funcs]).sum(0)
+            asked_for, answer = (in_order([row[name] for row in rows], repeated) for name in ("prompt", "answer"))
+            given = {"prompts": asked_for, "completions": texts, "answer": answer}
+            rewards = torch.tensor([function(**given) for function in self.reward_funcs]).sum(0)
             size = len(rewards) if grouped == "none" else size  # one completion of each prompt, and a mean of all
             groups = rewards.view(-1, size) if grouped != "call" else rewards.view(size, -1).T
             worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)

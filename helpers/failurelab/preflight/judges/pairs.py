@@ -18,7 +18,7 @@ ONE_ORDER = (
     "Repeat prompts, columns and completions in one order, and group them in it: prompt 1 for all of its completions, "
     "then prompt 2 (repeat_interleave, and torch.stack(completions, 1).flatten(0, 1) behind a loop of generations)."
 )
-_MOST = 1024  # rows of the dataset that prompts are looked for in
+_MOST = 1024  # rows of a dataset; the cut training has fewer
 
 
 def judge_pairs(trainer: Any, rows: Sequence[Row], asked: RewardCalls, where: str) -> Finding | None:
@@ -32,9 +32,9 @@ def judge_pairs(trainer: Any, rows: Sequence[Row], asked: RewardCalls, where: st
     """
     dataset: Any = getattr(trainer, "train_dataset", None)
     names = [name for name in getattr(dataset, "column_names", None) or () if isinstance(name, str)]
-    if "prompt" not in names or not hasattr(dataset, "__len__"):
+    if "prompt" not in names or not hasattr(dataset, "__len__") or len(dataset) > _MOST:
         return None
-    known = [dataset[place] for place in range(min(len(dataset), _MOST))]
+    known = [dataset[place] for place in range(len(dataset))]
     decode = tokenizer_of(trainer).decode
     own = {prompt: _rows_of(decode(list(prompt)), known) for prompt in dict.fromkeys(row.prompt for row in rows)}
     for name in names:
