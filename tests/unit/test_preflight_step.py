@@ -404,6 +404,84 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
     assert bool(answer.figures) is (verdict is Verdict.FOUND)  # what is masked was counted
 
 
+def two_turns(prompts, trainer, way, tokens=3):
+    """Draw a second answer behind a smaller sum with the same result, and return both turns in one of several ways."""
+    tokenizer = trainer.processing_class
+
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def draw(context):
+        asked = torch.tensor([context])
+        options = {"max_new_tokens": tokens, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
+        drawn = trainer.model.generate(input_ids=asked, attention_mask=torch.ones_like(asked), **options)
+        ids = drawn[0, len(context) :].tolist()
+        return ids[: ids.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in ids else ids
+
+    rows = {"prompt_ids": [], "completion_ids": [], "env_mask": []}
+    for prompt in prompts:
+        one, two = encode(prompt), encode(f"{prompt[::-1].strip('=')}=")
+        if way == "engine":
+            first, more = encode("12"), []
+            draw(encode("is it right?"))  # as a judge's word, which is returned nowhere
+        elif way == "best":
+            first, more = max((draw(one) for _ in range(3)), key=sum), []
+        elif way == "hint":
+            first, more = draw(encode("hint: ") + one), []
+        else:
+            first = draw(one)
+            more = [] if way in ("one", "trimmed", "shuffled") else draw(one + first + two if way == "ids" else two)
+        if way == "trimmed":
+            first = first[:-1] or first
+        rows["prompt_ids"].append(one + two if way == "joined" else one)
+        between = two if way == "ids" else []
+        rows["completion_ids"].append(first + between + more)
+        rows["env_mask"].append([1] * len(first) + [0] * len(between) + [1] * len(more))
+    if way == "shuffled":
+        rows["completion_ids"].reverse()
+    if way != "ids":
+        del rows["env_mask"]
+    return rows | {"logprobs": None}
+
+
+@pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(
+    ("way", "accused"),
+    [
+        ("joined", True),
+        ("shuffled", True),
+        ("hint", True),
+        ("one", False),
+        ("ids", False),
+        ("best", False),
+        ("trimmed", False),
+        ("engine", False),
+    ],
+)
+def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
+    way, accused, tokens, model, tokenizer, tmp_path
+):
+    """The ids were those that were drawn, so nothing was said: the prompts of both turns stood before both answers."""
+
+    def rollout(prompts, trainer):
+        return two_turns(prompts, trainer, way, tokens)
+
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
+    given = Training(made, {}, own=lambda file: file == __file__)
+    padding, step = PaddingJudge(given), StepJudge(given)
+    with padding.listening(), step.listening():
+        made.train()
+    answers = [each for each in padding.answers() if each.failure == "F18"]
+    assert [each.verdict for each in answers] == [Verdict.FOUND] * accused
+    for each in answers:
+        apart, count = each.figures
+        assert apart.value > 0.1 and 4 <= count.value <= count.scale
+
+
 @pytest.mark.skipif(
     "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
 )
@@ -462,3 +540,79 @@ def test_padding_in_a_completion_is_counted(ids, count):
 
 def test_padding_that_is_the_end_is_counted_behind_the_first():
     assert count_padding([5, 2, 2, 2], 2, {2}) == 2 and count_padding([5, 2], 2, {2}) == 0
+
+
+def own_loop(stacked, repeated, grouped):
+    """Return a trainer that draws one completion of each prompt at a time, with rows, answers and groups in an order.
+
+    Each is by `call` (P1 P2 .. P1 P2 ..) or by `prompt` (P1 P1 .. P2 P2 ..).
+    """
+
+    class OwnLoop(trl.GRPOTrainer):
+        def _prepare_inputs(self, inputs):
+            return inputs
+
+        def compute_loss(self, model, inputs, *rest, **options):
+            size, tok = self.num_generations, self.processing_class
+            count = 1 if grouped == "none" else size
+            rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
+            asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
+            width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
+            config.num_return_sequences = 1
+            with torch.no_grad():
+                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(count)]
+            longest = max(call.shape[1] for call in calls)
+            pad = tok.pad_token_id
+            calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
+
+            def in_order(values, order):
+                return [each for each in values for _ in range(count)] if order == "prompt" else list(values) * count
+
+            drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
+            prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
+            ended = (drawn == tok.eos_token_id).int()
+            mask = (ended.cumsum(1) - ended == 0).int()
+            logits = model(torch.cat([prompts, drawn], 1), attention_mask=torch.cat([masks, mask], 1)).logits
+            logps = logits[:, width - 1 : -1].log_softmax(-1).gather(2, drawn[..., None])[..., 0]
+            texts = tok.batch_decode(drawn, skip_special_tokens=True)
+            asked_for, answer = (in_order([row[name] for row in rows], repeated) for name in ("prompt", "answer"))
+            given = {"prompts": asked_for, "completions": texts, "answer": answer}
+            rewards = torch.tensor([function(**given) for function in self.reward_funcs]).sum(0)
+            size = len(rewards) if grouped == "none" else size  # one completion of each prompt, and a mean of all
+            groups = rewards.view(-1, size) if grouped != "call" else rewards.view(size, -1).T
+            worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+            worth = (worth if grouped != "call" else worth.T).reshape(-1)
+            loss = -(logps - logps.detach()).exp() * worth[:, None] * mask
+            return (loss.sum(1) / mask.sum(1)).mean()
+
+    return OwnLoop
+
+
+@pytest.mark.parametrize(
+    ("stacked", "repeated", "grouped", "gradient", "pairs"),
+    [
+        ("call", "prompt", "prompt", Verdict.FOUND, True),
+        ("call", "call", "prompt", Verdict.FOUND, False),
+        ("prompt", "call", "prompt", Verdict.HELD, True),
+        ("prompt", "prompt", "prompt", Verdict.HELD, False),
+        ("call", "call", "call", Verdict.HELD, False),
+        ("call", "call", "none", Verdict.NOT_CHECKED, False),
+    ],
+)
+def test_a_loop_of_one_s_own_that_mixes_two_orders(
+    stacked, repeated, grouped, gradient, pairs, model, tokenizer, tmp_path
+):
+    """Completions by call, answers and groups by prompt: the groups were not judged, and the answers were believed."""
+    options = {"loss_type": "grpo"} if has("loss_type") else {}
+    options |= {"gradient_accumulation_steps": 1, "optim": "sgd"}
+    made = trainer(model, tokenizer, tmp_path, kind=own_loop(stacked, repeated, grouped), **options)
+    step = StepJudge(Training(made, {}))
+    with step.listening():
+        made.train()
+    answers = list(step.answers())
+    (of_gradient,) = [answer for answer in answers if answer.failure == "F21"]
+    assert of_gradient.verdict is gradient
+    assert bool(of_gradient.tried) is (gradient is Verdict.FOUND)  # groups of several prompts explain it
+    of_pairs = [answer for answer in answers if answer.failure == "F14"]
+    assert [answer.verdict for answer in of_pairs] == [Verdict.FOUND] * pairs
+    assert all(2 * answer.figures[0].value > answer.figures[0].scale for answer in of_pairs)

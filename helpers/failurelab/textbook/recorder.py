@@ -44,6 +44,8 @@ from failurelab.textbook.scores import without_adapters
 T = TypeVar("T")
 MIXED = "groups of several prompts"
 _IDS = ("inputs", "input_ids", "attention_mask")
+_SCORES = "_generate_and_score_completions"
+_SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
 
 
 @dataclasses.dataclass
@@ -132,6 +134,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self._inside = False
+        self._library_scores = False  # whether trl's own method draws and scores now
         self._drawn: list[Row] = []
         self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
@@ -139,6 +142,8 @@ class Recorder:
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
         self._asked: RewardCalls | None = None
+        self.last_call: tuple[list[Row], RewardCalls] = [], RewardCalls()  # what was drawn, as rewards were asked for
+        self.regrouped = ""  # how completions of a prompt stood, where they were put together for the comparison
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
         self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
@@ -173,6 +178,8 @@ class Recorder:
         for engine in engines_of(trainer, self._encode):
             around = functools.partial(self._ask_engine, engine)
             stack.enter_context(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
+        if hasattr(trainer, _SCORES):
+            stack.enter_context(wrap_method(trainer, _SCORES, self._score, "textbook: whose code compares rewards"))
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(
@@ -417,6 +424,13 @@ class Recorder:
                 return frozenset([ends] if isinstance(ends, int) else [int(end) for end in ends])
         return frozenset()
 
+    def _score(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._library_scores = True
+        try:
+            return method(*args, **kwargs)
+        finally:
+            self._library_scores = False
+
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
         known = len(self._batches)
@@ -516,13 +530,19 @@ class Recorder:
         if problems:
             self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
             return
-        drawn = turns.pad_alike(drawn)
+        drawn = self._in_order(turns.pad_alike(drawn), asked)
+        self.last_call = drawn, asked
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
+        order = list(range(count))
         if not several():
             prompts = [*asked.given("prompts")]
-            if len(prompts) != count:
+            if len(prompts) != count or self.scores_itself:
                 prompts = [row.prompt for row in drawn]
             groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
+            together = sorted(order, key=lambda place: prompts.index(prompts[place]))
+            sorted_groups, left = _groups([prompts[place] for place in together], group_size(self.trainer))
+            if problem and not left and self.scores_itself:  # the gradient tells how they are compared
+                self.regrouped, order, groups, problem = problem, together, sorted_groups, None
             if problem and self._mixes(prompts):
                 wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
@@ -530,8 +550,13 @@ class Recorder:
         texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
+            for row, rewards, group in zip(
+                *(self._by_prompt([own[at] for at in order]) for own in (drawn, rewards)), groups
+            )
         ]
+        if order != sorted(order):
+            size = group_size(self.trainer)
+            rows = [dataclasses.replace(row, stands_in=at // size) for row, at in zip(rows, order)]
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
         self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))
@@ -541,12 +566,32 @@ class Recorder:
 
         A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
         """
-        size, kind = group_size(self.trainer), type(self.trainer)
-        scores = getattr(kind, "_generate_and_score_completions", None)
-        if size < 2 or not getattr(scores, "__module__", "").startswith("trl.") or self._rolls_out():
+        size, scores = group_size(self.trainer), getattr(type(self.trainer), _SCORES, None)
+        compares = self._library_scores and getattr(scores, "__module__", "").startswith("trl.")
+        if size < 2 or not compares or self._rolls_out():
             return False
         groups = [list(map(str, prompts[place : place + size])) for place in range(0, len(prompts), size)]
         return all(len(set(group)) == size for group in groups)
+
+    @property
+    def scores_itself(self) -> bool:
+        """Whether code that is no library's draws, groups or scores completions: it may have an order of its own."""
+        kind = type(self.trainer)
+        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in _SCORING}
+        return bool(homes - {"trl", "transformers"}) and not self.algorithm.is_paired and not self._rolls_out()
+
+    def _in_order(self, drawn: list[Row], asked: RewardCalls) -> list[Row]:
+        """Return what was drawn in the order in which rewards were asked for.
+
+        A loop of one's own that draws for each prompt once, and then for each once more, may put those of a prompt
+        together behind it.
+        """
+        size, texts = group_size(self.trainer), asked.given("completions")
+        if not self.scores_itself or several() or len(drawn) % size or not self._other_texts(drawn, texts):
+            return drawn
+        prompts = len(drawn) // size
+        turned = [drawn[turn * prompts + place] for place in range(prompts) for turn in range(size)]
+        return drawn if self._other_texts(turned, texts) else turned
 
     def _rolls_out(self) -> bool:
         names = ("rollout_func", "tools", "environment_factory", "environments")

@@ -20,10 +20,12 @@ import torch
 
 from failurelab.handles import is_unseen, wrap_method
 from failurelab.preflight.answer import Finding, Quantity
+from failurelab.preflight.judges.contexts import ContextNotes, Draw, without_padding
 from failurelab.preflight.judges.replaced import codes_of
 from failurelab.preflight.judges.rows import known_ends, own_ends, tokenizer_of
 from failurelab.preflight.repairs import Statement
 from failurelab.preflight.training import Training
+from failurelab.textbook.rows import Ids, cut_at_end
 
 _MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
 _CUT = """\
@@ -73,7 +75,8 @@ class PaddingJudge:
         pad = getattr(tokenizer_of(self._trainer), "pad_token_id", None)
         self._maker, self._pad = ("", -1) if pad is None else (find_maker(training)[0], int(pad))
         self._rows = self._padded = self._tokens = self._trained = self._planted = self._masked = 0
-        self._drawn: list[tuple[torch.Tensor, int]] = []  # what `generate` gave in a rollout, and its prompts' width
+        self._drawn: list[tuple[torch.Tensor, int, list[Ids]]] = []  # in a rollout: rows, prompts' width, and prompts
+        self._contexts = ContextNotes(self._trainer, self._maker)
         self._draws: list[bool] = []  # of each completion that was drawn in a rollout, whether it has an end
         self._returned: list[list[int]] = []  # completions that rollout functions returned
         self._rolls_out = self._has_environment = False
@@ -98,10 +101,16 @@ class PaddingJudge:
             self._rolls_out = False
         ends = self._ends()
         # now, for others end what was drawn after it was noted here
-        self._draws += [bool(ends & set(ids[width:].tolist())) for drawn, width in self._drawn for ids in drawn]
+        self._draws += [bool(ends & set(ids[width:].tolist())) for drawn, width, _ in self._drawn for ids in drawn]
         if isinstance(output, dict) and not is_unseen():
             self._returned += [[int(token) for token in ids] for ids in output.get("completion_ids") or ()]
             self._has_environment |= bool(output.get("env_mask"))
+            draws = [
+                Draw(context, cut_at_end(ids[width:].tolist(), frozenset(ends))[0])
+                for drawn, width, contexts in self._drawn
+                for context, ids in zip(contexts, drawn)
+            ]
+            self._contexts.note(draws, output, ends, self._pad)
         return output
 
     def _note_draw(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,7 +118,11 @@ class PaddingJudge:
         drawn = getattr(output, "sequences", output)
         given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if self._rolls_out and not is_unseen() and isinstance(drawn, torch.Tensor) and isinstance(given, torch.Tensor):
-            self._drawn.append((drawn, given.shape[1]))
+            mask: Any = kwargs.get("attention_mask")
+            mask = torch.ones_like(given) if getattr(mask, "shape", None) != given.shape else mask
+            contexts = [without_padding(row[kept.bool()].tolist(), self._pad) for row, kept in zip(given, mask)]
+            copies = len(drawn) // len(given)
+            self._drawn.append((drawn, given.shape[1], [context for context in contexts for _ in range(copies)]))
         return output
 
     def _note_batch(self, compute_loss: Any, *args: Any, **kwargs: Any) -> Any:
@@ -136,6 +149,7 @@ class PaddingJudge:
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""
+        yield from self._contexts.answers()
         if not self._maker or not self._rows:
             return
         yield from self._lost_ends()

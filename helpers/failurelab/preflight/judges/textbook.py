@@ -28,11 +28,13 @@ from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
+from failurelab.preflight.judges.pairs import ONE_ORDER, judge_pairs
 from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
 from failurelab.textbook.ranks import RanksApart
+from failurelab.textbook.recorder import MIXED
 from failurelab.textbook.suspects import NO_GRADIENT
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
@@ -105,6 +107,7 @@ class StepJudge(TrainerCallback):
         self.training, self.trainer, self.missing = training, training.trainer, missing
         self.reports: list[textbook.Comparison] = []
         self._error = ""
+        self._pairs: Finding | None = None
         self._listening = contextlib.ExitStack()
         self._recorder: textbook.Recorder  # from the beginning of training on
 
@@ -188,6 +191,8 @@ class StepJudge(TrainerCallback):
         try:
             with keep_random_state():
                 evidence, searched = self._recorder.evidence(), affordable and not self.missing()
+                if self._recorder.scores_itself and self._pairs is None:
+                    self._pairs = judge_pairs(self.trainer, *self._recorder.last_call, self._where)
                 compare = functools.partial(
                     textbook.compare_step, self.trainer, evidence, with_controls=not self._reports("HELD")
                 )
@@ -219,6 +224,8 @@ class StepJudge(TrainerCallback):
                 f"what your reward functions read is not what was drawn: {texts}",
                 "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
             )
+        if self._pairs is not None:
+            yield self._pairs
         if wrong := self._reports("FOUND"):
             yield from self._found(wrong[0])
         elif held := self._reports("HELD"):
@@ -261,14 +268,18 @@ class StepJudge(TrainerCallback):
         if reshaped := _reshaped(report, own):
             yield Finding.not_checked("F21", reshaped)
             return
-        names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
-        where = f" The script overrides {names}." if own else ""
+        where = self._where
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
+        mixed = self._recorder.regrouped if MIXED in report.controls else ""
+        tried = mixed and f"the textbook with the groups as they stand gives this gradient: {report.controls[MIXED]}"
+        repair, undo = (ONE_ORDER, None) if mixed else (repair, undo)  # no edit takes out this alone
         figures, _, name = report.reason.partition(" Named: ")  # which is said first
         said = f"Named: {name} Step" if name else "step"
         said += f" {report.step}: {figures}{where}"
+        if mixed:
+            said += f" Here {mixed}."
         if not own and not self.replaced and report.named == _ACCUMULATION:
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
@@ -281,7 +292,7 @@ class StepJudge(TrainerCallback):
             else:
                 yield Finding.suspected(failure, said, why, repair, undo=undo)
         else:
-            yield Finding(failure, said, repair, undo=undo, own=bool(own or self.replaced))
+            yield Finding(failure, said, repair, undo=undo, tried=tried, own=bool(own or self.replaced))
         besides = failure != "F15" and "temperature" in report.line
         if besides:
             said = f"step {report.step}: these scores lack the temperature too"
@@ -289,6 +300,12 @@ class StepJudge(TrainerCallback):
         if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
             others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
             yield from (answer for answer in others if answer.failure not in (failure, "F15" * besides))
+
+    @property
+    def _where(self) -> str:
+        """What the script's own classes override, as a sentence; "" where nothing."""
+        names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in _overridden(self.trainer))
+        return f" The script overrides {names}." if names else ""
 
     def _cancels_size(self) -> bool:
         """Return whether the optimizer divides a gradient by its own mean size, as Adam and its kin do."""
