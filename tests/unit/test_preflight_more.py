@@ -22,8 +22,8 @@ from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.states import judge_states
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.stage import cuts, rewards, states, trainers
 from failurelab.preflight.script_text import Text
+from failurelab.preflight.stage import cuts, rewards, states, trainers
 from failurelab.preflight.training import Load, Source, Training
 from failurelab.rewards.table import Line, RewardTable
 
@@ -128,12 +128,12 @@ def test_a_reference_that_the_script_drops(beta, adapt, own, kind, grpo, model):
         kind = Verdict.FOUND  # it asks for the reference all the same
     answers = list(judge_reference(training(trainer, source=Source(__file__, ""))))
     assert [answer.verdict for answer in answers] == ([kind] if kind else [])
-    for answer in answers:
-        assert kind is not Verdict.FOUND or (answer.ends and "ref_model" in answer.evidence)
+    if kind is Verdict.FOUND:
+        assert answers[0].ends and "ref_model" in answers[0].evidence
         text = "class Mine(T):\n    def __init__(self):\n        self.x = 1\n        self.ref_model = None\n"
+        script = repairs.EditableScript({__file__: Text(__file__, text)}.get)
         undone = {__file__: text.replace("        self.ref_model = None\n", "")}
-        script = repairs.EditableScript(lambda file: Text(file, text) if file == __file__ else None)
-        assert kind is not Verdict.FOUND or answer.undo.change(script).files == undone
+        assert answers[0].undo.change(script).files == undone
 
 
 @pytest.mark.parametrize(
