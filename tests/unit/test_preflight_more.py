@@ -22,8 +22,9 @@ from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.states import judge_states
 from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.script_text import Text
 from failurelab.preflight.stage import cuts, rewards, states, trainers
-from failurelab.preflight.training import Load, Training
+from failurelab.preflight.training import Load, Source, Training
 from failurelab.rewards.table import Line, RewardTable
 
 
@@ -98,6 +99,41 @@ def test_a_reference_that_is_a_copy_or_the_policy_itself(refer, kind, grpo, mode
     trainer = grpo(model)
     trainer.ref_model = refer(trainer.model).eval()
     assert one(judge_reference(training(trainer))).verdict is kind
+
+
+class ScoresItself(trl.GRPOTrainer):
+    """It may have a reference of its own."""
+
+
+for _name in ("compute_loss", "_prepare_inputs", "_generate_and_score_completions"):
+    setattr(ScoresItself, _name, lambda self, *args, **kwargs: None)
+
+
+@pytest.mark.parametrize(
+    ("beta", "adapt", "own", "kind"),
+    [
+        (0.04, None, False, Verdict.FOUND),
+        (0.0, None, False, None),
+        (0.04, small.lora, False, Verdict.HELD),  # the policy without its adapter is the reference
+        (0.04, None, True, Verdict.NOT_CHECKED),
+    ],
+    ids=["dropped", "no penalty", "LoRA", "own step"],
+)
+def test_a_reference_that_the_script_drops(beta, adapt, own, kind, grpo, model):
+    """`self.ref_model = None` saves memory, and then the step asks the policy for an adapter to switch off."""
+    trainer = grpo(adapt(model) if adapt else model, beta=beta)
+    trainer.ref_model = None
+    trainer.__class__ = ScoresItself if own else type(trainer)
+    if beta == 0 and Version(trl.__version__) < Version("0.16"):
+        kind = Verdict.FOUND  # it asks for the reference all the same
+    answers = list(judge_reference(training(trainer, source=Source(__file__, ""))))
+    assert [answer.verdict for answer in answers] == ([kind] if kind else [])
+    if kind is Verdict.FOUND:
+        assert answers[0].ends and "ref_model" in answers[0].evidence
+        text = "class Mine(T):\n    def __init__(self):\n        self.x = 1\n        self.ref_model = None\n"
+        script = repairs.EditableScript({__file__: Text(__file__, text)}.get)
+        undone = {__file__: text.replace("        self.ref_model = None\n", "")}
+        assert answers[0].undo.change(script).files == undone
 
 
 @pytest.mark.parametrize(

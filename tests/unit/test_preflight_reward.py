@@ -122,6 +122,18 @@ def penalty_for_answer_alone(completions, answer, **_):
     return [-0.1 if text(c).strip() == right else 0.0 for c, right in zip(completions, answer)]
 
 
+def of_result(completions, result, **_):
+    return exact(completions, result)
+
+
+def in_tag(completions, result, **_):
+    return [float(f"<result>{right}</result>" in text(c)) for c, right in zip(completions, result)]
+
+
+def of_level(completions, level, **_):
+    return [len(text(c)) / 100 if each == "easy" else 0.0 for c, each in zip(completions, level)]
+
+
 SOUND = [exact, tagged, distance, noisy, later, Scorer(), ranked]
 
 
@@ -330,6 +342,62 @@ def test_a_reward_without_a_reference_shows_its_direction(function, low, high, t
     assert not found(answers) and high in most and low in least + " characters)"
 
 
+def of_each(pay):
+    def function(completions, **_):
+        return [float(pay(text(completion))) for completion in completions]
+
+    return function
+
+
+VALLEYS = [
+    ("20 characters", lambda c: abs(20 - len(c))),
+    ("50 characters", lambda c: (len(c.strip()) - 50) ** 2 / 100),
+    ("1500 characters", lambda c: abs(1500 - len(c)) / 100),
+    ("5 words", lambda c: abs(5 - len(c.split()))),
+    ("2 sentences", lambda c: abs(2 - len([part for part in re.split(r"[.!?]+", c) if part.strip()]))),
+    ("3 digits", lambda c: abs(3 - sum(map(str.isdigit, c)))),
+]
+NO_VALLEYS = [
+    lambda c: -abs(20 - len(c)),
+    lambda c: -len(c),
+    lambda c: 0.0 if len(c) < 100 else (100 - len(c)) / 100,  # a penalty beyond what is wanted
+    lambda c: random.random(),
+    lambda c: len(c) % 7,
+    lambda c: 10 < len(c) < 100,
+    lambda c: not 10 < len(c) < 100,
+    lambda c: abs(1 - c.count("<answer>")),  # of a pattern
+    lambda c: len(set(c.split())) / max(1, len(c.split())),
+]
+
+
+@pytest.mark.parametrize(("place", "pay"), VALLEYS, ids=[place for place, _ in VALLEYS])
+@pytest.mark.parametrize("rows", [{"prompt": PLAIN["prompt"]}, CHAT], ids=["no reference", "chat"])
+def test_a_reward_that_is_least_at_one_length_may_lack_a_minus(place, pay, rows, tokenizer):
+    """`abs(20 - len(completion))` pays for being far from what is wanted (TRL #2771)."""
+    (flag,) = [answer for answer in judge(of_each(pay), rows, tokenizer) if answer.verdict is Verdict.SUSPECTED]
+    assert flag.key == "F14:reward_funcs[0]:sign" and f"pays least at {place} (" in flag.evidence
+    turned = judge(of_each(lambda c: -pay(c)), rows, tokenizer)
+    assert not [answer for answer in turned if answer.accuses]
+
+
+@pytest.mark.parametrize("pay", NO_VALLEYS)
+def test_a_reward_of_another_shape_lacks_no_minus(pay, tokenizer):
+    answers = judge(of_each(pay), {"prompt": PLAIN["prompt"]}, tokenizer)
+    assert not [answer for answer in answers if answer.accuses]
+
+
+@pytest.mark.parametrize(("weight", "count"), [(1.0, 1), (-1.0, 0)])
+def test_a_valley_is_seen_with_its_weight_and_not_against_a_reference(weight, count, tokenizer):
+    def of_the_answer(completions, answer, **_):
+        return [float(abs(len(right) - len(text(c)))) for c, right in zip(completions, answer)]
+
+    def accused(function):
+        given = judge([function], PLAIN, tokenizer, reward_weights=[weight])
+        return [answer for answer in given if answer.accuses]
+
+    assert len(accused(of_each(VALLEYS[0][1]))) == count and not accused(of_the_answer)
+
+
 @pytest.mark.parametrize(
     ("function", "best"),
     [(exact, "7"), (tagged, "<reasoning>"), (lambda completions, **_: [float(len(text(c))) for c in completions], "")],
@@ -340,6 +408,18 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
     given = training(function, processing_class=tokenizer)
     list(judge_rewards(given))
     assert given.best.startswith(best) and bool(given.best) is bool(best)
+
+
+@pytest.mark.parametrize(
+    ("function", "column", "reference"),
+    [(exact, "answer", "answer"), (of_result, "result", "result"), (in_tag, "result", ""), (of_level, "result", "")],
+)
+def test_the_reference_is_the_column_whose_text_alone_is_paid(function, column, reference, tokenizer):
+    """Whatever it is called: F11 asks whether it fits. One that a completion must wrap, or no answer, is none."""
+    rows = {"prompt": PLAIN["prompt"], column: PLAIN["answer"]}
+    given = training(function, rows | {"level": ["easy"] * len(PLAIN["prompt"])}, processing_class=tokenizer)
+    list(judge_rewards(given))
+    assert given.reference == reference
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,31 @@ def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, mode
     assert more is not LONG or kind is Verdict.NOT_CHECKED or answer.undo.values["max_completion_length"] > limit
 
 
+PAID, SEVEN = {"columns": {"result": ["31", "17", "20", "28"]}, "reference": "result"}, {"best": "<answer>7</answer>"}
+
+
+@pytest.mark.parametrize(
+    ("limit", "masked", "more", "kind"),
+    [
+        (2, True, PAID, Verdict.FOUND),
+        (3, True, PAID, Verdict.NOT_CHECKED),
+        (2, False, PAID, Verdict.NOT_CHECKED),  # its reward counts, with or without an end
+        (2, True, PAID | {"reference": ""}, Verdict.NOT_CHECKED),  # a column of another name that nothing pays
+        (0, True, SEVEN, Verdict.SUSPECTED),
+        (1, True, SEVEN, Verdict.NOT_CHECKED),
+    ],
+)
+def test_right_answers_without_room_for_the_end(limit, masked, more, kind, model, tokenizer):
+    """A mask of truncated completions takes them out of the loss; the column is the one whose text is paid."""
+    size = len(tokenizer(SEVEN["best"], add_special_tokens=False)["input_ids"]) if more is SEVEN else 0
+    limits = {"max_completion_length": limit + size, "mask_truncated_completions": masked}
+    answer = only(judge_lengths(training(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
+    assert answer.verdict is kind
+    if kind is Verdict.FOUND:
+        assert "4 of 4 reference answers (column result) leave no room" in answer.evidence
+        assert answer.undo.values == {"max_completion_length": 3}
+
+
 @pytest.mark.parametrize(
     ("limit", "needed", "more", "kind"),
     [

@@ -105,6 +105,7 @@ class Training:
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         best: the shortest of the made-up completions that get the largest reward; empty where none is known.
+        reference: the column whose text alone, as a completion, the reward functions pay; empty where none is known.
         real: whether the real weights were asked for.
         resume: what `train()` was given as the checkpoint to go on from.
         calls_evaluate: whether the script has called `evaluate()` before its training.
@@ -142,6 +143,7 @@ class Training:
     not_called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     best: str = ""
+    reference: str = ""
     real: bool = False
     resume: Any = None
     calls_evaluate: bool = False

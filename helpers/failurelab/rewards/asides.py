@@ -6,6 +6,7 @@ prompt names all choices. Many such functions train well, so a mention alone is 
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -78,6 +79,18 @@ def _rows(x: Examination) -> dict[int, _Row]:
             prompt = forms.last_text(x.inputs.rows[number]["prompt"])
             rows[number] = _Row(alone[0].text, prompt, wrong[0], value)
     return rows
+
+
+def pays_alone(x: Examination) -> bool:
+    """Return whether each row's reference gets more than a wrong one, alone and as the dataset has it."""
+    asked = [(each, value) for each, value in zip(x.completions, x.rewards) if value is not None and not each.variant]
+    paid = {(each.row, each.worth): (each.text, value) for each, value in asked if each.form == "alone"}
+    rows = {row for row, worth in paid if worth == "right"}
+    return x.weight > 0 and bool(rows) and all(
+        paid[row, "right"][0] == str(x.inputs.rows[row].get(x.column))
+        and paid[row, "right"][1] > paid.get((row, "wrong"), ("", math.inf))[1] + SAME
+        for row in rows
+    )  # fmt: skip
 
 
 def _names_choices(rows: Mapping[int, _Row]) -> bool:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from failurelab.rewards import asking, figures, forms, signature
+from failurelab.rewards import asking, figures, forms, signature, valley
 from failurelab.rewards.asking import Reply
 from failurelab.rewards.causes import GIVE_DOTALL, NO_LINE_BREAK, cause_of, never_arrives, with_dotall
 from failurelab.rewards.examination import RAISES, Examination
@@ -151,7 +151,7 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
     if blind and not x.asks_reference and (flag := cause_of(x, said, ["column"])):
         return flag
     if not x.asks_reference:
-        return None if more or _likes_shown_form(x) else _direction(x)
+        return valley.find(x) or (None if more or _likes_shown_form(x) else _direction(x))
     if more:
         return _whole_solution(x) or _rows_not_told(x)
     if less and rows_less == _judged_rows(x):

@@ -21,11 +21,13 @@ class Survey:
     Attributes:
         table: what they paid, with flags.
         best: the shortest of the completions that get the most in all; empty where none is known, or none answers.
+        reference: the column whose text alone gets more than a wrong one, as the dataset has it; empty where none does.
         unasked: the places of functions that could not be asked.
     """
 
     table: RewardTable
     best: str = ""
+    reference: str = ""
     unasked: tuple[int, ...] = ()
 
 
@@ -135,7 +137,8 @@ def survey(
         [] if patterns.is_known() else ["hypothesis is not installed here, so no completion has a pattern's own form"]
     )
     unasked = tuple(place for place, x in zip(places, examined) if x.unasked)
-    return Survey(dataclasses.replace(table, notes=notes), best, unasked)
+    reference = next((x.column for x in examined if x.asks_reference and asides.pays_alone(x)), "")
+    return Survey(dataclasses.replace(table, notes=notes), best, reference, unasked)
 
 
 def tabulate(examined: Sequence[Examination], flags: Sequence[Flag] = ()) -> RewardTable:

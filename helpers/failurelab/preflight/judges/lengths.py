@@ -2,8 +2,10 @@
 
 A prompt that is too long loses its beginning (the system's message, the chat template's first mark) without a word. A
 completion that is cut has no end and mostly no answer: its reward says nothing of the model. Both depend on the data
-alone, so they are counted on the real dataset with the real tokenizer. Where there are no reference answers only a
-real model can tell how long it speaks; what other models needed for such prompts makes a suspicion.
+alone, so they are counted on the real dataset with the real tokenizer. With mask_truncated_completions, a completion as
+long as the limit is taken out of the loss, right or wrong: then an answer needs room for its end too. Where there are
+no reference answers only a real model can tell how long it speaks; what other models needed for such prompts makes a
+suspicion.
 
 Upstream: TRL #5697, PR #5759, #6263, #6369.
 """
@@ -122,31 +124,33 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
     limit = own or training.arguments.get(name)
     if not limit:
         return
-    column = reference_column(rows)
+    column = reference_column(rows) or training.reference
     texts = [_unwrap(row, column) for row in rows if row.get(column) is not None] if column else []
+    # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
+    room = 1 if training.arguments.get("mask_truncated_completions") else 0
     if texts:
         lengths = [len(ids) for ids in tokenizer_of(training.trainer)(texts, add_special_tokens=False)["input_ids"]]
-        # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
-        room = 1 if training.arguments.get("mask_truncated_completions") else 0
         longer = sum(length + room > limit for length in lengths)
+        what = "leave no room for the end within" if room else "are longer than"
         evidence = (
-            f"{longer} of {len(texts)} reference answers (column {column}) are longer than {name} {limit} "
+            f"{longer} of {len(texts)} reference answers (column {column}) {what} {name} {limit} "
             f"(median {median(lengths):g} tokens, longest {max(lengths)})"
         )
+        masked = ", and mask_truncated_completions takes it out of the loss, right or wrong" if room else ""
         if longer > ANSWERS * len(texts):
             yield Finding(
                 "F11",
-                f"{evidence}: a completion that long is cut before its end",
-                f"Set {name} to what the answers need: {max(lengths) + room} for the longest.",
+                f"{evidence}: a completion that long is cut before its end{masked}",
+                f"Set {name} to what the answers need: {max(lengths) + room} for the longest{' and its end' * room}.",
                 undo=None if own else Arguments({name: max(lengths) + room}),
-                tried=f"0 of {len(texts)} are longer than {max(lengths) + room}",
+                tried=f"0 of {len(texts)} {what} {max(lengths) + room}",
                 part="max_completion_length",
             )
             return
         if longer:
             planted = sum(length + room > min(lengths) for length in lengths)
             yield Finding.held("F11", evidence, f"with a limit of {min(lengths)} it would be {planted}")
-    if suspicion := _too_short(training, rows, name, limit):
+    if suspicion := _too_short(training, rows, name, limit, room):
         yield suspicion
         return
     ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
@@ -181,16 +185,17 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
         yield Finding.held("F11", evidence, f"told from {CLIPPED:.0%} on")
 
 
-def _too_short(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:
+def _too_short(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int, room: int) -> Finding | None:
     """Return the suspicion that nothing that is rewarded fits, or that reasoning does not."""
     best = 0
     if training.best:
         best = len(tokenizer_of(training.trainer)(training.best, add_special_tokens=False)["input_ids"])
-    if best > limit:
+    if best + room > limit:
+        end = " and needs its end, or mask_truncated_completions takes it out of the loss" if room else ""
         return Finding.suspected(
             "F11",
-            f"the shortest of the made-up completions that get the largest reward has {best} tokens, and {name} is "
-            f"{limit}",
+            f"the shortest of the made-up completions that get the largest reward has {best} tokens{end}, and {name} "
+            f"is {limit}",
             "a shorter one that was not thought of may get it too",
             f"Set {name} to several times {best}.",
             part="max_completion_length",

@@ -1,10 +1,11 @@
-"""F19: a reference model that is not the policy at the start, or one that is to follow the policy and does not exist.
+"""F19: a reference model that is not the policy at the start, or one that is needed and does not exist.
 
 The KL term holds the policy near its reference. Where an adapter was merged into the policy, the reference that a
 trainer loads by the checkpoint's name lacks it; where the policy has a trained adapter, a reference made by switching
 adapters off lacks it too. Then KL is above 0 before the first step, and training pulls the policy back to what it was
 before. With LoRA there is no reference model, so `sync_ref_model` has nothing to write to: releases before 0.28 say
-nothing, and later ones refuse it. The cut leaves the option out, so that what the release does is the registry's.
+nothing, and later ones refuse it. The cut leaves the option out, so that what the release does is the registry's. A
+trainer whose `ref_model` is None switches the policy's adapter off in its place: without one, its first step ends.
 
 Upstream: TRL #3194, #3108, PR #4912 (refused from 0.28 on).
 """
@@ -14,10 +15,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 from failurelab import failures, handles
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.replaced import LIBRARIES, WithoutPatches, codes_of
+from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
 from failurelab.preflight.stage.models import adapters_off, probe
 from failurelab.preflight.training import Training
@@ -25,6 +29,7 @@ from failurelab.textbook.scores import plain
 
 _MERGE = "Merge the adapter, save the model, and give the trainer that folder with a new peft_config."
 _APART = 1e-3  # in log-probability; the same weights in the same pass give 0
+_UNASKED = Version("0.16")  # the first release that asks for no reference where beta is 0
 
 
 def judge_reference(training: Training) -> Iterator[Finding]:
@@ -47,6 +52,9 @@ def judge_reference(training: Training) -> Iterator[Finding]:
             ends=not takes,
         )
         return
+    if trainer.ref_model is None and (missing := _missing(training)):
+        yield missing
+        return
     if training.arguments.get("beta") == 0 or training.arguments.get("ref_adapter_name"):
         return
     model, reference = _bare(trainer.model), trainer.ref_model
@@ -54,6 +62,43 @@ def judge_reference(training: Training) -> Iterator[Finding]:
         yield _models(training, model, _bare(reference))
     elif hasattr(model, "disable_adapter") and hasattr(model, "peft_config"):
         yield _adapter(model)
+
+
+def _missing(training: Training) -> Finding | None:
+    """Return that the trainer's step would switch off an adapter, for want of a reference model, and there is none.
+
+    The method is asked for what it names. Where the script has one of its own in its place, it may need no reference.
+    """
+    trainer = training.trainer
+    beta = getattr(trainer, "beta", training.arguments.get("beta"))
+    if hasattr(_bare(trainer.model), "disable_adapter") or (beta == 0 and installed_version("trl") >= _UNASKED):
+        return None
+    kinds = type(trainer).__mro__
+    own = [kind for kind in kinds if kind.__module__.partition(".")[0] not in (*LIBRARIES, "builtins")]
+    methods = {name: kind for kind in reversed(kinds) if kind not in own for name in vars(kind) if name != "__init__"}
+    asking = [name for name, kind in methods.items() if _switches_off(vars(kind)[name])]
+    if not asking:
+        return None
+    said = f"the trainer has no reference model (ref_model is None), although beta is {beta:g}"
+    if any(name in vars(kind) for name in asking for kind in own):
+        return Finding.not_checked("F19", f"{said}; the script's own {asking[0]} may have another")
+    files = [code.co_filename for kind in own for value in vars(kind).values() for code in codes_of(value)]
+    files += [training.source.path] if training.source else []
+    return Finding(
+        "F19",
+        f"{said}, and the model has no adapter to switch off in its place: the first step ends in an AttributeError",
+        "Leave the reference that trl makes" + (", or set beta=0." if installed_version("trl") >= _UNASKED else "."),
+        undo=WithoutPatches(("ref_model",), tuple(dict.fromkeys(files))),
+        ends=True,
+        part="ref_model",
+        own=True,
+    )
+
+
+def _switches_off(method: Any) -> bool:
+    """Return whether a method asks for a reference model, and else for the policy without its adapter."""
+    names = [set(code.co_names) for code in codes_of(method)]
+    return any("ref_model" in each and each & {"disable_adapter", "peft_config"} for each in names)
 
 
 def _models(training: Training, model: Any, reference: Any) -> Finding:

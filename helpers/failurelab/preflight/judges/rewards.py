@@ -114,7 +114,7 @@ def _survey(
         clip=_clip_range(training), **_call_size(training),
         kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
-    training.rewards, training.best = result.table, result.best
+    training.rewards, training.best, training.reference = result.table, result.best, result.reference
     training.not_called |= {id(functions[place]) for place in result.unasked}
     by_key = {signature.key_of(functions, place): place for place in places}
     for flag in result.table.flags:
