@@ -308,6 +308,8 @@ CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False
         (64, False, CUT, Verdict.FOUND),
         (64, False, ENDED, Verdict.HELD),
         (64, False, CUT | {"small": True}, Verdict.NOT_CHECKED),  # of random completions nothing is said
+        (2, False, ENDED, Verdict.HELD),
+        (2, False, ENDED | {"ended": True}, Verdict.NOT_CHECKED),  # of those that were ended by a judge
     ],
 )
 def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, model, tokenizer):

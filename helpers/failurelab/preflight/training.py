@@ -111,6 +111,8 @@ class Training:
         calls_evaluate: whether the script has called `evaluate()` before its training.
         model_defaults: options of sampling that the first generation took from the model's generation config, by name:
             the value, and the one that it would have without.
+        ended: whether completions of one length, as the model drew them, were ended by `judges.textbook`, so that the
+            log does not tell how many reach the limit.
         evaluated: while an evaluation set is evaluated: what each reward function is handed, by its place; else None.
         evaluations: of each evaluation set by name, as `stage.evaluation` made it.
         trains_evaluated: whether the same evaluation of rows of the training set ended well.
@@ -137,6 +139,7 @@ class Training:
     zero_stage: int = 0
     deepspeed: dict[str, Any] = dataclasses.field(default_factory=dict)
     source: "Source | None" = None
+    ended: bool = False
     reward_inputs: dict[str, Any] | None = None
     handed: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     called: set[int] = dataclasses.field(default_factory=set)

@@ -155,7 +155,7 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
         return
     ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
     uncut = getattr(training.trainer.args, "max_completion_length", None) == limit
-    if training.small or not uncut or not ratios:
+    if training.small or training.ended or not uncut or not ratios:
         unknown = "how long the real model's completions are: only the real model tells (--real-model)"
         yield _drawn(training, rows, name, limit) or Finding.not_checked("F11", unknown)
         return

@@ -173,6 +173,7 @@ class StepJudge(TrainerCallback):
         if not self.training.small:  # its own completions are kept, but where all of them have one length
             lengths = {_length(completion[width:], end) for completion in drawn}
             length = lengths.pop()
+            self.training.ended |= not lengths
             ends = [len(drawn[0])] * len(drawn) if lengths else [length - 1 - row % 2 for row in range(len(drawn))]
         for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
             if place < len(completion):
