@@ -78,7 +78,8 @@ FAULTY = {
     "F14": {"entries": logged(reward=math.nan)},
     "F16": {"entries": logged(flat, **{"sampling__sampling_logp_difference__mean": lambda step: step / 100})},
     "F17": {"entries": logged(completions__mean_length=900.0, **{
-        "sampling__importance_sampling_ratio__mean": 0.4, "sampling__sampling_logp_difference__mean": 0.01})},
+        "sampling__importance_sampling_ratio__mean": 0.4, "sampling__importance_sampling_ratio__max": 2.9,
+        "sampling__sampling_logp_difference__mean": 0.01})},
     "F19": {"entries": logged(every=1, kl=lambda step: 0.4 + step / 100)},
     "learning_rate": {"entries": logged(flat, learning_rate=lambda step: 0.0 if step > 20 else 1e-4)},
     "release": {"log.txt": "TypeError: GRPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'\n",
@@ -101,6 +102,10 @@ UNPROVEN = {  # and the causes that its looks tell apart
     "old versions": ({"entries": logged(flat, kl=1.5), "versions.txt": OLD}, {"F3b", "F7", "F14", "F9"}),
     "one function is dead": ({"entries": logged(flat, rewards__right__mean=0.0,
                                                 rewards__form__mean=lambda step: step / 60)}, {"F10", "F14"}),
+    "fewer tokens than are scored": (  # top_p 0.99: all weights are alike, and below 1
+        {"entries": logged(completions__mean_length=128.0, **{
+            "sampling__importance_sampling_ratio__mean": 0.34, "sampling__importance_sampling_ratio__max": 0.5,
+            "sampling__sampling_logp_difference__mean": 0.008})}, {"F17"}),
     "wide gaps": ({"entries": logged(**GAP)}, {"F18"}),
     "a small rate": ({"entries": logged(flat, learning_rate=2e-5)}, {"F9", "F16", "learning_rate"}),
     "a large beta": ({"entries": logged(flat, kl=0.01, loss=0.01)}, {"beta", "F21"}),

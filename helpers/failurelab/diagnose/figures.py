@@ -39,6 +39,7 @@ _SUMMARIES: dict[str, tuple[str, Callable[[list[float]], float]]] = {  # what is
     "gap_end": ("engine_gap", _end),
     "gap_max": ("engine_gap_max", statistics.median),
     "weight_mean": ("weight_mean", statistics.median),
+    "weight_max": ("weight_max", statistics.median),
     "rate_max": ("learning_rate", max),
     "rate_zero": ("learning_rate", _zeros),
 }

@@ -37,6 +37,7 @@ _KNOWN = {name: name for name in ("reward", "reward_std", "grad_norm", "loss", "
     "sampling/sampling_logp_difference/mean": "engine_gap",
     "sampling/sampling_logp_difference/max": "engine_gap_max",
     "sampling/importance_sampling_ratio/mean": "weight_mean",
+    "sampling/importance_sampling_ratio/max": "weight_max",
 }
 # What only another trainer logs, and which.
 _OTHERS = (
