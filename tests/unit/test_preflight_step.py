@@ -67,6 +67,8 @@ def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokeniz
 )
 def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
     """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""
+    if before("0.15"):
+        pytest.skip("advantages are made within compute_loss")
 
     class Reshaped(trl.GRPOTrainer):
         def _generate_and_score_completions(self, inputs):
@@ -135,6 +137,8 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
 @pytest.mark.parametrize(("limit", "ended"), [(1, True), (24, False)])
 def test_what_was_ended_by_the_judge_is_noted(limit, ended, model, tokenizer, tmp_path):
     """Of completions that all had one length the log does not tell how many reach the limit."""
+    with torch.no_grad():
+        model.lm_head.weight *= 0.05  # each token is about as likely, so that lengths differ where the limit lets them
     training = Training(trainer(model, tokenizer, tmp_path, max_completion_length=limit), {}, small=False)
     step = StepJudge(training)
     with step.listening():
