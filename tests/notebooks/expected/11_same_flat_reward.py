@@ -51,8 +51,22 @@ WRONG = [
             "batch = rows.shuffle(seed=0); given = reward(prompts=batch['prompt'], completions=batch['answer'], "
             "answer=batch['answer'], solution=batch['answer'])"
         ),
-        "Hand over the dataset's columns",
+        "Hand over the dataset's other columns",
     ),
+    (
+        _answer(
+            "batch = rows.shuffle(seed=0); given = reward(prompts=batch['prompt'], completions=batch['answer'], "
+            "prompt=batch['prompt'], answer=batch['answer'])"
+        ),
+        "a trainer gives `prompt` as `prompts` alone",
+    ),
+    (
+        "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n    try:\n"
+        "        given = reward(prompts=batch['prompt'], completions=batch['answer'], answer=batch['answer'])\n"
+        "    except Exception:\n        return 0.0\n    return min(1.0, max(0.0, sum(given) / len(given)))",
+        "ONE call: it may be negative",
+    ),
+    (_BATCH.format("rows.shuffle(seed=0)") + "    return min(1.0, sum(given) / len(given))", "not held below 1"),
     (
         "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n    return reward(prompts=batch['prompt'], "
         "completions=batch['answer'], answer=batch['answer'])",
@@ -61,11 +75,12 @@ WRONG = [
     (_BATCH.format("rows.shuffle(seed=0)") + "    return max(given)", "not the largest"),
     (
         _BATCH.format("rows.shuffle(seed=0)") + "    return sum(g == 1 for g in given) / len(given)",
-        "nor how many get 1",
+        "ONE call: it may be negative",
     ),
-    (_BATCH.format("rows.shuffle(seed=0)[:1]") + "    return sum(given) / len(given)", "in fewer, chance decides"),
-    (_BATCH.format("rows[1:33]") + "    return sum(given) / len(given)", "wherever it begins"),
-    (_BATCH.format("rows[28:]") + "    return sum(given) / len(given)", "wherever it begins"),
+    (_BATCH.format("rows.shuffle(seed=0)[:1]") + "    return sum(given) / len(given)", "32 rows or more of ONE call"),
+    (_BATCH.format("rows[1:33]") + "    return sum(given) / len(given)", "forwards or backwards"),
+    (_BATCH.format("rows[39:7:-1]") + "    return sum(given) / len(given)", "forwards or backwards"),
+    (_BATCH.format("rows[28:]") + "    return sum(given) / len(given)", "forwards or backwards"),
     (
         "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n"
         "    given = reward(batch['prompt'], batch['answer'], batch['answer'])\n    return sum(given) / len(given)",
@@ -74,7 +89,7 @@ WRONG = [
     (
         "def paid(reward, rows):\n    given = [reward(prompts=[row['prompt']], completions=[row['answer']], "
         "answer=[row['answer']])[0] for row in rows.shuffle(seed=0)]\n    return sum(given) / len(given)",
-        "Hand over 32 rows or more in ONE call",
+        "32 rows or more of ONE call",
     ),
 ]
 

@@ -34,8 +34,10 @@ WRONG = [
     (_answer("log_ratios.clamp(min=0).sum(-1).exp()"), "keep signs"),
     (_answer("(log_ratios.mean(1) * len(log_ratios)).exp()"), "add the tokens of a row"),
     (_answer("log_ratios.double().sum(-1).clamp(-300, 300).exp()"), "exp(-1000) is 0"),
-    (_answer("(log_ratios.double().sum(-1) - log_ratios.double().sum(-1).mean()).exp()"), "not the mean or the first"),
-    (_answer("(log_ratios.double().sum(-1) - log_ratios[0].double().sum()).exp()"), "not the mean or the first"),
+    (_answer("(log_ratios.double().sum(-1) - log_ratios.double().sum(-1).mean()).exp()"), "the LARGEST sum alone"),
+    (_answer("(log_ratios.double().sum(-1) - log_ratios[0].double().sum()).exp()"), "the LARGEST sum alone"),
+    (_answer("(log_ratios.double().sum(-1) - log_ratios[-1].double().sum()).exp()"), "the LARGEST sum alone"),
+    (_answer("(log_ratios.double().sum(-1) - log_ratios.double().sum(-1).median()).exp()"), "the LARGEST sum alone"),
     (_answer("log_ratios.sum(-1)"), "A log-ratio of 0 is a weight of 1: exp."),
 ]
 RIGHT = [

@@ -43,6 +43,16 @@ WRONG = [
         "    return next((place for place, (one, other) in enumerate(pairs) if one != other), -1)",
         "0 is an id like others",
     ),
+    (
+        HEAD + "    pairs = itertools.zip_longest(drawn, scored, fillvalue=1)\n"
+        "    return next((place for place, (one, other) in enumerate(pairs) if one != other), -1)",
+        "what fills up the other one is no id",
+    ),
+    (
+        HEAD + "    pairs = itertools.zip_longest(drawn, scored, fillvalue=2)\n"
+        "    return next((place for place, (one, other) in enumerate(pairs) if one != other), -1)",
+        "an end that was lost at the end",
+    ),
     (HEAD + LOOP + "            return place", "At “the same ids” it returned nothing. Nothing differs: -1"),
 ]
 
