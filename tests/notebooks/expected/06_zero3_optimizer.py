@@ -46,15 +46,30 @@ WRONG = [
         HEAD + "    models, total = [], 0\n    for event in events:\n        if event == 'token':\n"
         "            models.append(round(total / whole))\n            total = 0\n"
         "        else:\n            total += event\n    return models",
-        "3 of 6 cases. At “half a model” it returned [0] (list), and [0.5] (list) is right",
+        "3 of 6 cases. At “a part gathered twice” it returned [1] (list), and [1.375] (list) is right",
     ),
     (
         HEAD + "    models, total = [], 0\n    for event in events:\n        if event == 'token':\n"
         "            models.append(total // whole)\n            total = 0\n"
         "        else:\n            total += event\n    return models",
-        "Half a model is 0.5",
+        "do not round or cut",
     ),
     (HEAD + "    return [e / whole for e in events if e != 'token']", "add their elements up"),
+    (
+        HEAD + "    models, sizes = [], set()\n    for event in events:\n        if event == 'token':\n"
+        "            models.append(sum(sizes) / whole)\n            sizes = set()\n"
+        "        else:\n            sizes.add(event)\n    return models",
+        "1 of 6 cases. At “a model in three pieces” it returned [0.75]",
+    ),
+    *(
+        (
+            HEAD + "    models, total = [], 0\n    for event in events:\n        if event == 'token':\n"
+            f"            models.append({share})\n            total = 0\n"
+            "        else:\n            total += event\n    return models",
+            f"3 of 6 cases. At “a part gathered twice” it returned [{returned}]",
+        )
+        for share, returned in (("min(total / whole, 1)", "1"), ("round(2 * total / whole) / 2", "1.5"))
+    ),
 ]
 
 # The diff: with it no hook of ZeRO-3 is on while the model generates, and they are back afterwards. In two
