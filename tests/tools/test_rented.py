@@ -61,7 +61,7 @@ cut = pathlib.Path(os.environ["STAND_IN_LOG"]).with_name("cut")
 if cut.exists() and cut.read_text() in line:
     cut.unlink()
     os.kill(os.getppid(), signal.SIGKILL)
-    signal.pause()
+    sys.exit("cut off")  # nobody is left to end it
 if words[0].startswith("benchmarks/"):
     measured = pathlib.Path("evidence/cpu", pathlib.Path(words[0]).with_suffix(".json").name)
     if measured.stem == "hosted":
