@@ -1,6 +1,7 @@
 """Batch arithmetic: what the installed trl refuses is handed to it as it is, and what a step is, is said."""
 
 import dataclasses
+import functools
 import json
 import sys
 
@@ -143,6 +144,39 @@ def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, word
     findings = list(judge_given(given, OfTrl()))
     assert [finding.part for finding in findings] == [part] * bool(part)
     assert all(word in f"{findings[0].evidence} {findings[0].repair}" for word in words)
+
+
+class GRPOTrainer(OfTrl):
+    pass
+
+
+class Scorer:
+    async def __call__(self, completions, **_):
+        return [0.0] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "lacks", "word"),
+    [
+        (functools.partial(sum, start=0), "get_callable_name", "AttributeError"),
+        (Scorer(), "event_loop", "coroutine"),
+        (Scorer().__call__, "event_loop", "coroutine"),
+        (Scorer(), "nothing", ""),
+        (functools.partial(sum, start=0), "nothing", ""),
+        (len, "get_callable_name", ""),
+    ],
+)
+def test_what_a_release_asks_of_a_reward_function(function, lacks, word, monkeypatch):
+    """The cut run has a stand-in, which has a name and answers at once."""
+    import trl.trainer.utils as utils
+
+    for name in ("get_callable_name", *(each for each in vars(utils).copy() if "event_loop" in each)):
+        monkeypatch.setattr(utils, name, None, raising=False)
+        if lacks in name:
+            monkeypatch.delattr(utils, name)
+    findings = list(judge_given({"reward_funcs": [function]}, GRPOTrainer()))
+    assert [finding.part for finding in findings] == ["reward_funcs[0]"] * bool(word)
+    assert all(word in finding.evidence for finding in findings)
 
 
 @pytest.mark.parametrize(

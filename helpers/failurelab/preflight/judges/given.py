@@ -6,6 +6,7 @@ is told as it is handed over, with what is expected there.
 
 import contextlib
 import functools
+import importlib
 import os
 import sys
 import types
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from failurelab.handles import is_async
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.rows import of_trl
 from failurelab.preflight.repairs import Arguments, Keyword
@@ -64,6 +66,8 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             part = f"reward_funcs[{place}]"
             what = f"{type(function).__name__} {str(function)[:40]!r}, which cannot be called"
             yield _wrong(part, what, "a function, a model, or a model's name", "Give the function, and do not call it.")
+        elif callable(function) and not isinstance(function, torch.nn.Module) and of_trl(trainer):
+            yield from _lacks(f"reward_funcs[{place}]", function, trainer)
     for name, wanted in (("model", "a model or its name"), ("args", "training arguments"), ("processing_class", "")):
         thing = keywords.get(name)
         if isinstance(thing, type):
@@ -71,6 +75,21 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
     if of_trl(trainer) and isinstance(keywords.get("args"), Mapping):
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
+
+
+def _lacks(part: str, function: Any, trainer: Any) -> Iterator[Finding]:
+    """Yield what the installed trl asks of a reward function, and this one has not: a name, or an answer at once."""
+    known, kind = vars(importlib.import_module("trl.trainer.utils")), type(function).__name__
+    names = any(each.__name__ in ("GRPOTrainer", "RLOOTrainer") for each in type(trainer).__mro__)
+    name = getattr(function, "__name__", kind)
+    if is_async(function) and not any("event_loop" in each for each in known):
+        repair = "Give a plain function, which may call asyncio.run(...), or install a later trl."
+        what = f"{name}, which is async: it returns a coroutine that this trl never awaits"
+        yield _wrong(part, what, "a function that returns the rewards", repair)
+    elif names and not hasattr(function, "__name__") and "get_callable_name" not in known:
+        repair = "Give a function (def) that calls it, or set its __name__ before the trainer is made."
+        what = f"a {kind}, which has no __name__: this trl logs rewards by it, and an AttributeError ends the run"
+        yield _wrong(part, what, "a callable with a __name__", repair)
 
 
 def judge_refused(said: str, undo: Mapping[str, Any]) -> Iterator[Finding]:
