@@ -566,6 +566,17 @@ def test_a_format_that_no_completion_has(rows, template, pattern, flags, told_by
     assert all(told_by in finding.evidence and finding.tried for finding in findings)
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_tags_that_the_trainer_leaves_out_where_it_decodes(special, tokenizer):
+    """A tag that was added as a special token is in no completion; one that was added as a word is."""
+    own = copy.deepcopy(tokenizer)
+    own.add_tokens(["<answer>", "</answer>"], special_tokens=special)
+    function = matches(r"<answer>.*?</answer>")
+    findings = found(judge([function, last_number], told(R1), own))
+    assert [finding.part for finding in findings] == ["reward_funcs[0]"] * special
+    assert all("'</answer>' and '<answer>' are special tokens" in finding.evidence for finding in findings)
+
+
 MARKED = "Work between <begin_work> and <finish_work>. Then give the number between <FINAL> and </FINAL>."
 ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
 IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"

@@ -98,6 +98,11 @@ def _changes(x: Examination) -> Iterator[_Change]:
         repair = f"Judge {x.opened!r} + completion, or make the tag optional in the pattern."
         change = {"change": lambda text: x.opened + text}
         yield _Change("form", said, repair, "with it before the same completions", change)
+    if lost := [token for token in x.inputs.special if any(token in each.text for each in x.completions)]:
+        names = " and ".join(map(repr, lost))
+        said = f"{names} are special tokens of the tokenizer, and the trainer decodes completions without these"
+        repair = "Add them with add_tokens(...), which are not special, or read completion_ids."
+        yield _Change("form", said, repair, "with them in the same completions", {"keep_special": True})
     yield _Change("pattern", NO_LINE_BREAK, GIVE_DOTALL, "with re.DOTALL", with_dotall(x), ("dotall",))
     words = [text for text in signature.texts(x.function) if re.fullmatch(r"[\w -]{1,30}", text)]
     for name in x.asked:

@@ -29,6 +29,7 @@ class Inputs:
         usual: of `more`, what is given only to a function that names it.
         encode: returns the ids of texts; None where there is no tokenizer.
         form: of completions, one of FORMS; by default that of the prompts.
+        special: tokens that the trainer leaves out where it decodes a completion, the longest first.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -37,6 +38,7 @@ class Inputs:
     usual: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     encode: Callable[[list[str]], list[Any] | None] | None = None
     form: str = ""
+    special: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.form:
@@ -52,6 +54,7 @@ class Inputs:
         columns: Mapping[str, Callable[[Mapping[str, Any]], Any]] | None = None,
         without: Sequence[str] = (),
         wanted: Sequence[str] = (),
+        keep_special: bool = False,
     ) -> dict[str, Any]:
         """Return the arguments of one call.
 
@@ -63,8 +66,11 @@ class Inputs:
             columns: what stands in a column instead, by its name: a function of the row.
             without: arguments that are left out.
             wanted: the arguments that the function names.
+            keep_special: leave special tokens in the texts.
         """
         texts, rows = [change(each.text) for each in completions], rows or self.rows
+        for token in () if keep_special else self.special:
+            texts = [text.replace(token, "") for text in texts]
         write = FORMS[form or self.form]
         call: dict[str, Any] = {
             "prompts": [copy.deepcopy(rows[each.row]["prompt"]) for each in completions],

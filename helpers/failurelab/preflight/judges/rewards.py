@@ -177,7 +177,14 @@ def make_inputs(training: Training, rows: list[dict[str, Any]]) -> Inputs:
     def encode(texts: list[str]) -> list[Any]:
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
-    return Inputs(rows, names, more, usual, encode if tokenizer else None)
+    return Inputs(rows, names, more, usual, encode if tokenizer else None, special=_special_tokens(tokenizer))
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    """Return the texts that `skip_special_tokens=True` takes out of a completion, the longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    tokens = {str(token) for token in added.values() if token.special}
+    return sorted(filter(None, {*tokens, *(getattr(tokenizer, "all_special_tokens", None) or ())}), key=len)[::-1]
 
 
 def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str, Any]]:
