@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import rows, tokens
+from failurelab.preflight.judges.answers import judge_answers
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.rows import prompt_ids
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
@@ -80,6 +81,72 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
     """
     answer = only(judge_template(training(model, tokenizer, prompts, name)), "F12")
     assert answer.verdict is kind
+
+
+EACH = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+FIRST = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n"
+TALK = [[{"role": "system", "content": "Add up."}, *messages] for messages in MESSAGES]
+LOST = "F12:system lost"
+MISTRAL = "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}"
+THINK = "{% if m.role == 'assistant' %}<think></think>{% endif %}"
+TWICE = [
+    [{"role": "user", "content": f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"}] for text in TEXTS
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "prompts", "key"),
+    [
+        (EACH + OPEN, TALK, ""),
+        (EACH, MESSAGES, "F12"),
+        (FIRST + OPEN, MESSAGES, ""),
+        (FIRST + OPEN, TALK, "F12:user lost"),
+        (EACH.replace("<|im_start|>{{", "{% if m.role == 'system' %}{% continue %}{% endif %}{{") + OPEN, TALK, LOST),
+        (EACH + OPEN, TWICE, "F12:twice"),
+        # no marks of roles: nothing stands between a question and its answer
+        ("{% for m in messages %}{{ m.content }}={% endfor %}", MESSAGES, ""),
+        ("{% for m in messages %}" + MISTRAL + "{% endfor %}", MESSAGES, ""),
+        # a thinking part that the template writes into old turns alone
+        (EACH.replace("{{ m.content", THINK + "{{ m.content") + OPEN, TALK, ""),
+    ],
+)  # fmt: skip
+def test_what_a_chat_template_makes_of_messages(template, prompts, key, model, tokenizer):
+    """What it leaves out, the model never sees; what it does not begin, the model has to write."""
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = template
+    wrong = [finding for finding in judge_template(training(model, own, prompts)) if finding.accuses]
+    assert [finding.key for finding in wrong] == [key] * bool(key)
+
+
+SUMS = [(a, b) for a in range(3, 9) for b in range(12, 15)]
+RIGHT = [str(a + b) for a, b in SUMS]
+
+
+@pytest.mark.parametrize(
+    ("write", "answers", "key"),
+    [
+        ("{}+{}=", RIGHT, ""),
+        ("{}+{}=", RIGHT[1:] + RIGHT[:1], "rows:order"),
+        ("What is {} + {}?", sorted(RIGHT), "rows:order"),
+        ("{}+{}=", [str((a + b) % 7) for a, b in SUMS], ""),  # another task
+        ("{}+{}=", [str(b) for _, b in SUMS], ""),
+        ("Add up.", RIGHT, "rows"),
+        ("Add up.", ["7"] * len(SUMS), ""),
+        ("{0} + {1}? Answer: {2}", RIGHT, "rows:told"),
+        ("{0} + {1} = {2}. Why?", RIGHT, "rows:told"),
+        ("{0} + {1}? Answer with a number of 1 to {2}0.", RIGHT, ""),
+        ("Read: the box holds {2} balls. How many balls does it hold?", RIGHT, ""),
+    ],
+)
+def test_answers_that_do_not_belong_to_their_prompts(write, answers, key, model, tokenizer):
+    """Those of other rows, or such as the prompt tells; another task, or a text that is asked about, is left alone."""
+    prompts = [write.format(a, b, a + b) for a, b in SUMS]
+    own = training(model, tokenizer, prompts, columns={"answer": answers})
+    assert [finding.key for finding in judge_answers(own)] == [key] * bool(key)
+    if key == "rows:order" and sorted(RIGHT) != answers:
+        (finding,) = judge_answers(own)
+        assert "1 row further up" in finding.evidence
 
 
 def test_a_template_and_a_tokenizer_without_an_end(model, tokenizer):

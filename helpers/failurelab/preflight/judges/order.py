@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.answers import judge_answers
 from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.evaluation import judge_evaluation, judge_resume
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
@@ -45,6 +46,7 @@ BEFORE: tuple[Judge, ...] = (
     judge_deepspeed,
     judge_batch,
     judge_plan,
+    judge_answers,
     judge_template,
     judge_ends,
     judge_reference,

@@ -87,14 +87,17 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any], other: Any = None) -> list[
     if own is not None:
         return [list(ids) for ids in own(list(prompts))[0]]
     tokenizer = tokenizer_of(trainer) or other
-    options = {"tokenize": False, **(getattr(trainer, "chat_template_kwargs", None) or {})}
-
-    def render(prompt: Sequence[Mapping[str, Any]]) -> str:
-        goes_on = "continue_final_message" if prompt[-1]["role"] == "assistant" else "add_generation_prompt"
-        return tokenizer.apply_chat_template(prompt, **{goes_on: True}, **options)
-
-    texts = [prompt if isinstance(prompt, str) else render(prompt) for prompt in prompts]
+    texts = [prompt if isinstance(prompt, str) else render_prompt(trainer, prompt, tokenizer) for prompt in prompts]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def render_prompt(trainer: Any, prompt: Sequence[Mapping[str, Any]], tokenizer: Any, **options: Any) -> str:
+    """Return the text that a trainer makes of messages by the chat template; one of the assistant's is gone on with."""
+    options = {"tokenize": False, **(getattr(trainer, "chat_template_kwargs", None) or {}), **options}
+    if template := getattr(trainer, "chat_template", None):
+        options["chat_template"] = template
+    goes_on = "continue_final_message" if prompt[-1]["role"] == "assistant" else "add_generation_prompt"
+    return tokenizer.apply_chat_template(prompt, **{goes_on: True, **options})
 
 
 def prompt_limit(training: Training) -> int | None:

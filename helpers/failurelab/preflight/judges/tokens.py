@@ -11,10 +11,12 @@ also masks the end, where both are one token: the model is never taught to end.
 Upstream: TRL PR #7039 and #6357.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jinja2
 import torch
 
 from failurelab.handles import keep_modes
@@ -24,6 +26,7 @@ from failurelab.preflight.judges.rows import (
     known_ends,
     own_ends,
     prompt_ids,
+    render_prompt,
     sample,
     token_ids,
     tokenizer_of,
@@ -56,7 +59,10 @@ def judge_template(training: Training) -> Iterator[Finding]:
     if not prompts:
         return
     if is_conversation(prompts[0]):
-        yield Finding.not_applicable("F12", "the prompts are messages: trl applies the chat template")
+        wrong: list[Finding] = []
+        with contextlib.suppress(jinja2.TemplateError):  # a template may refuse messages that are not the script's
+            wrong = list(_templated(trainer, tokenizer, prompts)) if getattr(tokenizer, "chat_template", None) else []
+        yield from wrong or [Finding.not_applicable("F12", "the prompts are messages: trl applies the chat template")]
         return
     if not getattr(tokenizer, "chat_template", None):
         yield Finding.not_applicable("F12", "the tokenizer has no chat template, and the prompts are plain text")
@@ -90,6 +96,44 @@ def judge_template(training: Training) -> Iterator[Finding]:
     else:
         yield Finding.not_checked(
             "F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)"
+        )
+
+
+def _templated(trainer: Any, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Finding]:
+    """Tell what a chat template leaves out of messages, a turn that it does not begin, and messages that hold it."""
+
+    def render(messages: Any, **options: Any) -> str:
+        return str(render_prompt(trainer, messages, tokenizer, **options))
+
+    lost: dict[str, list[str]] = {}
+    for prompt in prompts:
+        whole = "".join(render(prompt).split())
+        for message in prompt:
+            said = message.get("content")
+            if message["role"] in ("user", "system") and isinstance(said, str) and "".join(said.split()) not in whole:
+                lost.setdefault(message["role"], []).append(said)
+    for role, said in lost.items():
+        evidence = (
+            f"the chat template leaves out what the {role} says in {len(said)} messages of {len(prompts)} prompts"
+        )
+        repair = "Write a template that goes through all messages, or put all that is needed into the user's message."
+        yield Finding(
+            "F12", f"{evidence}, such as {said[0][:60]!r}: the model never sees it", repair, fault=f"{role} lost"
+        )
+    mark = _mark(tokenizer)
+    twice = [prompt for prompt in prompts if mark and not mark[0].isalnum() and mark in str(prompt[-1].get("content"))]
+    if len(twice) == len(prompts):
+        evidence = f"each prompt's last message holds the chat template's mark {mark!r}, and trl applies the template"
+        repair = "Hand the messages to trl as they are, or the templated text as a plain string."
+        yield Finding("F12", f"{evidence} again: the question stands in a template twice", repair, fault="twice")
+    opened, shut = (render(_TURN[:1], add_generation_prompt=turn) for turn in (True, False))
+    before = render(_TURN, continue_final_message=False).rpartition(_TURN[1]["content"])[0]
+    missing = before.removeprefix(opened).strip() if before.startswith(opened) else ""
+    if missing and opened == shut and prompts[0][-1]["role"] != "assistant":
+        evidence = f"the chat template writes {missing!r} before an assistant's message, and not at the end of a prompt"
+        repair = "End the template with {% if add_generation_prompt %} and what begins the assistant's turn."
+        yield Finding(
+            "F12", f"{evidence}: it ignores add_generation_prompt, so the model has to write that itself", repair
         )
 
 

@@ -23,6 +23,7 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "resume": ("checkpoint", "A checkpoint that training cannot go on from"),
     "arguments": ("loss's options", "Arguments that leave no gradient, turn it, or plan no step"),
     "rate": ("learning rate", "A learning rate that cannot teach, or teaches too much"),
+    "rows": ("prompts and answers", "Prompts and answers that do not belong together"),
     "one row": ("one prompt", "One prompt to train on"),
     "first rewards": ("untrained model", "What the untrained model gets"),
 }
