@@ -436,6 +436,23 @@ def test_a_small_model_with_its_own_weights_is_asked_for_room(limit, needed, mor
     assert kind is not Verdict.FOUND or answer.undo.values == {"max_completion_length": 2 * (needed + 1)}
 
 
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"min_new_tokens": 64}, "min_new_tokens"),
+        ({"min_new_tokens": 4, "max_new_tokens": 4}, "min_new_tokens"),
+        ({"min_new_tokens": 4}, ""),
+        ({"suppress_tokens": [2, 7]}, "suppress_tokens"),
+        ({"bad_words_ids": [[2], [7]]}, "bad_words_ids"),
+        ({"bad_words_ids": [[7], [8, 2]]}, ""),
+    ],
+)
+def test_generation_that_cannot_end(options, fault, model, tokenizer):
+    """The end is token 2; nothing of a cut run shows that it is forbidden."""
+    own = training(model, tokenizer, MESSAGES, limits={"generation_kwargs": options})
+    assert [finding.fault for finding in judge_ends(own) if finding.accuses] == [fault] * bool(fault)
+
+
 @pytest.mark.parametrize("padding", [TEXT, TURN])
 def test_generation_that_stops_at_an_end_that_the_trainer_does_not_know(padding, model, tokenizer):
     """The first padding is what the trainer takes for the end, if it is that token; else all of the padding counts."""

@@ -31,7 +31,7 @@ from failurelab.preflight.judges.rows import (
     token_ids,
     tokenizer_of,
 )
-from failurelab.preflight.repairs import Statement
+from failurelab.preflight.repairs import Arguments, Statement
 from failurelab.preflight.training import Training
 from failurelab.rewards.references import is_conversation
 
@@ -252,9 +252,32 @@ def judge_ends(training: Training) -> Iterator[Finding]:
     if tokenizer is None or getattr(tokenizer, "eos_token_id", None) is None:
         return
     if generates(training.trainer):
-        yield _turns(training, tokenizer)
+        yield _kept_from_ending(training, tokenizer) or _turns(training, tokenizer)
     elif hasattr(training.trainer, "data_collator"):
         yield from _labels(training, tokenizer)
+
+
+def _kept_from_ending(training: Training, tokenizer: Any) -> Finding | None:
+    """Return what in generation_kwargs lets no completion end; None where nothing does."""
+    options, ends = dict(training.arguments.get("generation_kwargs") or {}), known_ends(training.trainer)
+    limit = options.get("max_new_tokens") or training.arguments.get("max_completion_length")
+    words = {ids[0] for ids in options.get("bad_words_ids") or () if len(ids) == 1}
+    least = options.get("min_new_tokens") or 0
+    if limit and least >= limit:
+        name, said = "min_new_tokens", f"min_new_tokens is {least}, and max_completion_length {limit}"
+    elif ends <= (forbidden := words | token_ids(options.get("suppress_tokens"))):
+        name = "bad_words_ids" if ends <= words else "suppress_tokens"
+        said = f"{name} has {_names(tokenizer, ends & forbidden)}, the end"
+    else:
+        return None
+    kept = {key: value for key, value in options.items() if key != name}
+    return Finding(
+        "F13",
+        f"{said} (generation_kwargs): no completion can end, so all are cut at {limit} tokens, whatever stands in them",
+        f"Take {name} out of generation_kwargs.",
+        undo=Arguments({"generation_kwargs": kept or None}),
+        fault=name,
+    )
 
 
 def _turns(training: Training, tokenizer: Any) -> Finding:
