@@ -1032,8 +1032,62 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     assert children and gone(children) == []
 
 
-def test_a_function_that_is_well_is_called_in_three_processes(tokenizer):
-    """Once, once more twice, for what it keeps from call to call must not make the next one fail, and of asides."""
+def _spread(completions, answer, **_):
+    raw = exact(completions, answer)
+    mean = sum(raw) / len(raw)
+    return mean, (sum((value - mean) ** 2 for value in raw) / len(raw)) ** 0.5, raw
+
+
+def scaled(completions, answer, **_):
+    mean, spread, raw = _spread(completions, answer)
+    return [(value - mean) / spread if spread else float("nan") for value in raw]
+
+
+def scaled_or_ended(completions, answer, **_):
+    mean, spread, raw = _spread(completions, answer)
+    return [(value - mean) / spread for value in raw]
+
+
+def scaled_well(completions, answer, **_):
+    mean, spread, raw = _spread(completions, answer)
+    return [(value - mean) / (spread + 1e-4) for value in raw]
+
+
+def remembering(kept):
+    """Return a reward that is paid for what was not answered before."""
+
+    def new(completions, answer, **_):
+        paid = [float(text(c) == right and text(c) not in kept) for c, right in zip(completions, answer)]
+        kept.update(map(text, completions))
+        return paid
+
+    return new
+
+
+def counting(completions, answer, calls=[0], **_):  # noqa: B006
+    """A bonus that grows from call to call: which answers are right, it goes on telling."""
+    calls[0] += 1
+    return [value * calls[0] for value in exact(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "fault"),
+    [
+        (scaled, "" if MASKED else "no number"),
+        (scaled_or_ended, "no number"),
+        (scaled_well, ""),
+        (remembering(set()), "memory"),
+        (counting, ""),
+    ],
+)
+def test_what_a_function_makes_of_a_whole_call(function, fault, tokenizer):
+    """A call whose completions are all the same comes early in a run, and a second call in any."""
+    told = [answer.fault for answer in judge(function, tokenizer=tokenizer) if answer.accuses]
+    assert told == [fault] * bool(fault)
+
+
+def test_a_function_that_is_well_is_called_in_four_processes(tokenizer):
+    """Once, once more twice, for what it keeps must not make the next call fail, of one text alone, and of asides."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -1042,7 +1096,7 @@ def test_a_function_that_is_well_is_called_in_three_processes(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "1111"
+    assert calls.read_text() == "11111"
 
 
 def last_block(completions, answer, **_):

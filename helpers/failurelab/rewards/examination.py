@@ -111,6 +111,10 @@ class Examination:
         """Return what was found of it, which may have several faults of one failure."""
         return Flag(self.key, failure, "FOUND", evidence, repair, tried, fault=fault, **more)
 
+    def suspected(self, fault: str, evidence: str, repair: str, why: str, failure: str = "F14") -> Flag:
+        """Return what was found of it, and why that is no proof."""
+        return Flag(self.key, failure, "SUSPECTED", evidence, repair, control=why, fault=fault)
+
     def not_checked(self, why: str, failure: str = "F14") -> Flag:
         """Return that something of it could not be judged."""
         return Flag(self.key, failure, "NOT CHECKED", why)

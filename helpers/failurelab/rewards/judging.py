@@ -17,6 +17,7 @@ from failurelab.rewards.forms import NO_ANSWER, Completion
 from failurelab.rewards.table import Flag, quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
+_CALL = 8  # completions of a call that are all the same
 _LET_IT_DEPEND = "Let the reward depend on the completion."
 
 
@@ -69,7 +70,30 @@ def examine(x: Examination) -> Iterator[Flag]:
         repair = "Begin each call anew: no list or iterator outside of the function, or in its default arguments."
         yield x.found("second call", said, repair, "a first call gives one reward for each", ends=True)
         return
+    told = x.compare(x.completions, values)[0]
+    if told and not again.unasked and not x.compare(x.completions, again.values)[0]:
+        said = f"{x.key} pays right answers more at its first call, and no more than wrong ones at its second, for the "
+        said += "same completions: it keeps what it was asked, and the next steps are judged by that"
+        repair = "Begin each call anew: keep no set, cache or counter outside of the function."
+        yield x.suspected("memory", said, repair, "it may be meant, as for new answers alone")
+        return
+    if flag := _alike(x):
+        yield flag
+        return
     x.rewards = [None if value is None or math.isnan(value) else value for value in values]
+
+
+def _alike(x: Examination) -> Flag | None:
+    """Ask about one completion several times: a function that divides by the spread of a call gets 0 there."""
+    some = next((each for each in x.completions if each.text == NO_ANSWER), x.completions[0])
+    reply = x.ask([some] * _CALL)
+    odd = [each for each in reply.values if each is not None and (math.isinf(each) or (math.isnan(each) and not x.masked))]
+    if x.error or not (odd or reply.error):
+        return None
+    does = f"raises {reply.error}" if reply.error else f"gives {odd[0]}, which makes the weights NaN"
+    said = f"{x.key} {does} where all completions of a call are worth the same: it divides by their spread"
+    repair = "Return each completion's own reward: the trainer compares those of a group, and scales them, itself."
+    return x.found("no number", said, repair, "where they differ, it gives numbers", ends=bool(reply.error))
 
 
 def _raises(x: Examination, reply: Reply, lacks: bool) -> Flag:
