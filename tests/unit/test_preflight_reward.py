@@ -1053,6 +1053,37 @@ def scaled_well(completions, answer, **_):
     return [(value - mean) / (spread + 1e-4) for value in raw]
 
 
+def near(size, pattern=r"-?\d+(?:\.\d+)?"):
+    """Return a reward for a number that is close to the reference, by a measure of the difference."""
+
+    def close(completions, answer, **_):
+        numbers = [re.findall(pattern, text(completion)) for completion in completions]
+        return [float(bool(n) and size(float(n[-1]), float(right)) < 0.5) for n, right in zip(numbers, answer)]
+
+    return close
+
+
+NUMBERS = PLAIN | {"answer": ["7", "11", "17", "-42"]}
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "fault"),
+    [
+        (near(lambda said, right: abs(said - right)), PLAIN, ""),
+        (near(lambda said, right: abs(said - right) / right), PLAIN, ""),
+        (near(lambda said, right: said - right), PLAIN, "one side"),
+        (near(lambda said, right: right - said), CHAT, "one side"),
+        (near(lambda said, right: abs(said - right)), NUMBERS, ""),
+        (near(lambda said, right: abs(said - right), r"\d+"), NUMBERS, "number"),
+        (near(lambda said, right: abs(said - right), r"\d+"), PLAIN | {"answer": ["7", "1.5", "17", "2.25"]}, "number"),
+        (near(lambda said, right: abs(said - right)), PLAIN | {"answer": ["7", "1.5", "17", "2.25"]}, ""),
+    ],
+)
+def test_numbers_that_a_function_compares_on_one_side_or_reads_in_part(function, rows, fault, tokenizer):
+    told = [answer.fault for answer in judge(function, rows, tokenizer) if answer.accuses]
+    assert told == [fault] * bool(fault)
+
+
 def remembering(kept):
     """Return a reward that is paid for what was not answered before."""
 

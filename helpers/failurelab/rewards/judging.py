@@ -14,6 +14,7 @@ from failurelab.rewards.causes import GIVE_DOTALL, NO_LINE_BREAK, cause_of, neve
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.figures import SAME
 from failurelab.rewards.forms import NO_ANSWER, Completion
+from failurelab.rewards.references import number_mark
 from failurelab.rewards.table import Flag, quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
@@ -87,7 +88,9 @@ def _alike(x: Examination) -> Flag | None:
     """Ask about one completion several times: a function that divides by the spread of a call gets 0 there."""
     some = next((each for each in x.completions if each.text == NO_ANSWER), x.completions[0])
     reply = x.ask([some] * _CALL)
-    odd = [each for each in reply.values if each is not None and (math.isinf(each) or (math.isnan(each) and not x.masked))]
+    odd = [
+        each for each in reply.values if each is not None and (math.isinf(each) or (math.isnan(each) and not x.masked))
+    ]
     if x.error or not (odd or reply.error):
         return None
     does = f"raises {reply.error}" if reply.error else f"gives {odd[0]}, which makes the weights NaN"
@@ -177,7 +180,7 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
     if not x.asks_reference:
         return valley.find(x) or (None if more or _likes_shown_form(x) else _direction(x))
     if more:
-        return _whole_solution(x) or _rows_not_told(x)
+        return _whole_solution(x) or _one_side(x) or _rows_not_told(x)
     if less and rows_less == _judged_rows(x):
         return _less_for_right(x, less, totals)
     said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
@@ -328,6 +331,41 @@ def _whole_solution(x: Examination) -> Flag | None:
     return cause_of(x, f"{x.key} pays a copy of the whole solution alone, and the answer in no form", ["reference"])
 
 
+def _one_side(x: Examination) -> Flag | None:
+    """Look whether any smaller number, or any larger one, is paid as the right one: a difference without its size."""
+    sides: dict[str, list[tuple[Completion, float]]] = {"smaller": [], "larger": []}
+    best = _best(x, worth="right", variant=0)
+    for each, value in zip(x.completions, x.rewards):
+        answer = str(x.inputs.rows[each.row].get(x.column)).strip()
+        if (each.worth, each.variant, value) == ("right", 0, best.get(each.row)) and re.fullmatch(
+            r"[2-9]|[1-9]\d+", answer
+        ):
+            head, _, tail = each.text.rpartition(answer)
+            best.pop(each.row)  # one form of each row
+            for side, number in (("smaller", "0"), ("larger", f"{answer}99")):
+                wrong = dataclasses.replace(each, worth="wrong", text=f"{head}{number}{tail}")
+                sides[side].append((wrong, value or 0.0))
+    asked = [pair for side in sides.values() for pair in side]
+    paid = x.ask([wrong for wrong, _ in asked]).values if asked else []
+    if len(paid) != len(asked):
+        return None
+    values = dict(zip((wrong for wrong, _ in asked), paid))
+    like = {
+        side: [abs((values[wrong] or 0.0) - right) <= SAME for wrong, right in pairs] for side, pairs in sides.items()
+    }
+    for side, other in (("smaller", "larger"), ("larger", "smaller")):
+        if all(like[side]) and not any(like[other]):
+            wrong, right = sides[side][0]
+            said = f"{x.key} gives {right:g}, as to the right answer, to a number that is far {side}, such as "
+            said += (
+                f"{quote(wrong.text)} where {x.column} is {quote(str(x.inputs.rows[wrong.row][x.column]))}, and not to "
+            )
+            said += f"one that is far {other}: was abs() of the difference forgotten?"
+            repair = "Compare the size of the difference: abs(number - reference) < tolerance."
+            return x.suspected("one side", said, repair, "a limit that is to be kept is paid so too")
+    return None
+
+
 def _rows_not_told(x: Examination) -> Flag | None:
     """Look at the rows whose right answer gets no more than a wrong one, while that of another row does."""
 
@@ -352,6 +390,15 @@ def _rows_not_told(x: Examination) -> Flag | None:
                 fault="first row",
             )  # fmt: skip
         paid = figures.span([value for each, value in zip(x.completions, x.rewards) if each.row in untold])
+        marks = {row: number_mark(x.inputs.rows[row][x.column]) for row in judged}
+        mark = marks[untold[0]]
+        if mark and [row for row in sorted(judged) if marks[row] == mark] == untold:
+            said = (
+                f"{x.key} pays a right answer and a wrong one the same ({paid}) where {x.column} has {mark}, such as "
+            )
+            said += f"{reference}, in all forms that were tried, and tells them apart where it has none"
+            repair = "Let it read a whole number: a sign, thousands and decimals, as float(text.replace(',', '')) does."
+            return x.suspected("number", said, repair, "another form of such a number may be paid")
         return x.not_checked(
             f"{x.key} pays a right answer and a wrong one the same ({paid}) for {len(untold)} of {len(judged)} rows, "
             f"such as {x.column} {reference}, in all forms that were tried. Such a row teaches nothing: is that meant? "

@@ -63,6 +63,18 @@ def bare(text: str) -> str:
     return match[1] if match else text
 
 
+def number_mark(value: Any) -> str:
+    """Return what a number has that a pattern of digits alone does not read, in words; empty if nothing."""
+    marks = {
+        "a minus sign": r"-\s*\d[\d.,]*",
+        "a decimal point": r"\d*\.\d+",
+        "commas": r"\d+(,\d+)+",
+        "a slash": r"\d+/\d+",
+    }
+    text = next(iter(readings(value)), "")
+    return next((mark for mark, pattern in marks.items() if re.fullmatch(pattern, text)), "")
+
+
 def other_answer(text: str, choices: Sequence[str] = ()) -> str:
     """Return a wrong answer of the same length, so that a reward for length sees no difference.
 

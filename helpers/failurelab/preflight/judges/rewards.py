@@ -17,7 +17,7 @@ from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
 from failurelab.preflight.training import Training
-from failurelab.rewards import forms, signature, survey
+from failurelab.rewards import forms, references, signature, survey
 from failurelab.rewards.inputs import OWN, Inputs
 from failurelab.rewards.table import Flag
 
@@ -188,13 +188,17 @@ def _special_tokens(tokenizer: Any) -> list[str]:
 
 
 def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return a few rows with a prompt, with each value of a column that functions ask for, where those are few."""
+    """Return a few rows, with each value of a column that is asked for, where those are few, and each kind of number."""
     rows = prompted(training, _LOOKED_AT)
     chosen = rows[:: max(1, len(rows) // ROWS)][:ROWS]
     for name in sorted({name for function in functions for name in signature.asked_columns(function)}):
         kinds = {row[name]: row for row in reversed(rows) if isinstance(row.get(name), str)}
         if len(kinds) <= ROWS:
             chosen += [row for value, row in kinds.items() if all(value != other.get(name) for other in chosen)]
+    column = signature.reference_column(rows, [name for each in functions for name in signature.asked_columns(each)])
+    for row in rows if column else ():
+        marks = {references.number_mark(other.get(column)) for other in chosen}
+        chosen += [row] * (references.number_mark(row.get(column)) not in marks)
     return chosen
 
 
