@@ -1084,6 +1084,36 @@ def test_numbers_that_a_function_compares_on_one_side_or_reads_in_part(function,
     assert told == [fault] * bool(fault)
 
 
+def cutting(completions, answer, **_):
+    """Pay the first digit, and leave nothing else to whoever comes after."""
+    for completion in completions:
+        completion[0]["content"] = completion[0]["content"][:1]
+    return [float(text(completion) == right[:1]) for completion, right in zip(completions, answer)]
+
+
+def using_up(completions, answer, **_):
+    return [float(text(completion) == answer.pop(0)) for completion in completions]
+
+
+def cutting_copies(completions, answer, **kwargs):
+    return cutting([[dict(completion[0])] for completion in completions], answer)
+
+
+@pytest.mark.parametrize(
+    ("functions", "part"),
+    [
+        ([cutting, exact], "reward_funcs[0]"),
+        ([exact, using_up, exact], "reward_funcs[1]"),
+        ([exact, cutting], ""),
+        ([cutting_copies, exact], ""),
+    ],
+)
+def test_what_a_function_leaves_to_those_after_it(functions, part, tokenizer):
+    """All of them are handed the same lists, one after another."""
+    told = [answer.part for answer in judge(functions, CHAT, tokenizer) if answer.fault == "in place"]
+    assert told == [part] * bool(part)
+
+
 def remembering(kept):
     """Return a reward that is paid for what was not answered before."""
 

@@ -47,6 +47,7 @@ class Reply:
         key: that was missing, of a KeyError.
         unasked: why the function could not be asked; empty if it was.
         raised: places of the completions that it raises for, where it answers others; `error` is of these then.
+        changed: the arguments whose lists, or what stands in them, are others after the call.
     """
 
     values: list[float | None] = dataclasses.field(default_factory=list)
@@ -55,6 +56,7 @@ class Reply:
     key: str | None = None
     unasked: str = ""
     raised: tuple[int, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 class Asker:
@@ -137,7 +139,10 @@ def _call(function: Callable[..., Any], make: Make, count: int, prepare: Callabl
     try:
         if prepare is not None:
             prepare()
-        return _read(call(function, make(range(count))))
+        given = make(range(count))
+        before = {name: repr(value) for name, value in given.items() if isinstance(value, list)}
+        reply = _read(call(function, given))
+        return dataclasses.replace(reply, changed=tuple(name for name in before if repr(given[name]) != before[name]))
     except BaseException as error:
         reply = _describe(error)
         raised = _raising(function, make, count) if isinstance(error, Exception) and not _is_missing(error) else ()

@@ -36,6 +36,7 @@ class Examination:
         paid: the same of all completions that were made up, by completion; RAISES where it raised.
         unasked: why it could not be asked; empty if it was.
         error: the first that it raises, and the completion.
+        changed: the arguments that it changes in place.
     """
 
     function: Callable[..., Any]
@@ -56,6 +57,7 @@ class Examination:
     paid: dict[Completion, float | str | None] = dataclasses.field(default_factory=dict)
     unasked: str = ""
     error: str = ""
+    changed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.asked = signature.asked_columns(self.function)

@@ -50,6 +50,7 @@ def examine(x: Examination) -> Iterator[Flag]:
         yield _raises(x, reply, lacks)
         if lacks or not reply.raised:
             return
+    x.changed = reply.changed
     answered = [place for place in range(len(x.completions)) if place not in reply.raised]
     if problem := _no_numbers(x, reply, len(answered)):
         yield problem

@@ -188,7 +188,7 @@ def _special_tokens(tokenizer: Any) -> list[str]:
 
 
 def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return a few rows, with each value of a column that is asked for, where those are few, and each kind of number."""
+    """Return a few rows, with each value of a column that is asked for, where they are few, and each kind of number."""
     rows = prompted(training, _LOOKED_AT)
     chosen = rows[:: max(1, len(rows) // ROWS)][:ROWS]
     for name in sorted({name for function in functions for name in signature.asked_columns(function)}):
