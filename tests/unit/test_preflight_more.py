@@ -511,6 +511,31 @@ def none_is_right(completions, **_):
     return [0.0] * len(completions)
 
 
+def in_tags(completions, answer, **_):
+    return [float(f"<answer>{right}</answer>" in text) for text, right in zip(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "answers", "suspected"),
+    [(in_tags, "right", True), (right_sums, "right", False), (in_tags, "others", False)],
+)
+def test_a_small_model_that_answers_in_another_form_than_is_paid(reward, answers, suspected, trained):
+    """It is asked with its own weights; where it knows no answer, a form that it never writes says nothing."""
+    model, tokenizer = trained
+    prompts, right = ["3+4=", "5+6=", "8+9=", "12+7="], ["7", "11", "17", "19"]
+    rows = {"prompt": prompts, "answer": right if answers == "right" else ["x", "y", "z", "u"]}
+    trainer = types.SimpleNamespace(
+        chat_template_kwargs={}, chat_template=None, reward_funcs=[reward], model=model, processing_class=tokenizer,
+        reward_weights=None, args=types.SimpleNamespace(remove_unused_columns=False),
+    )  # fmt: skip
+    given = Training(
+        trainer=trainer, arguments={"max_completion_length": 8}, dataset=datasets.Dataset.from_dict(rows), small=False
+    )
+    torch.manual_seed(0)
+    told = [answer for answer in judge_first_rewards(given) if answer.accuses]
+    assert [answer.key for answer in told] == ["F10:form"] * suspected
+
+
 @pytest.mark.parametrize(
     ("reward", "real", "kind"),
     [

@@ -2,7 +2,7 @@
 
 A shuffled dataset, prompts that are far too hard, a form that the model never writes: no cut run can know of it. The
 look that would tell is the same for all: a few completions of the untrained model, read beside their rewards. With the
-real weights that look is taken here.
+real weights that look is taken here; and of a small model that was not cut, where it answers right and gets nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,21 +16,25 @@ from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.rewards import make_inputs
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
 from failurelab.preflight.training import Training
-from failurelab.rewards import figures
+from failurelab.rewards import figures, references, signature
 from failurelab.rewards.asking import Asker
 from failurelab.rewards.forms import Completion
 from failurelab.rewards.table import quote
 
 FAILURE = "first rewards"
 PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256
+_OF_SMALL, _SHORT = 8, 64  # prompts, completions of each and tokens, of a small model
 
 
 def judge_first_rewards(training: Training) -> Iterator[Finding]:
     """Let the real model answer a few prompts, and ask the reward functions; with a cut model tell what to look at."""
     functions = getattr(training.trainer, "reward_funcs", None)
-    rows = prompted(training, PROMPTS)
+    is_own = not training.real and not training.small
+    rows = prompted(training, _OF_SMALL if is_own else PROMPTS)
     if not isinstance(functions, list) or not functions or not rows:
         return
+    if is_own:
+        yield from _own(training, functions, rows)
     if not training.real:
         yield Finding.not_checked(
             FAILURE,
@@ -41,19 +45,13 @@ def judge_first_rewards(training: Training) -> Iterator[Finding]:
     if any(isinstance(function, torch.nn.Module) or id(function) in training.not_called for function in functions):
         yield Finding.not_checked(FAILURE, "not all reward functions could be asked")
         return
-    drawn = _draw(training, rows)
-    inputs = make_inputs(training, rows)
-
-    def make(places: Sequence[int]) -> dict[str, Any]:
-        return inputs.make([drawn[place] for place in places])
-
-    paid = [Asker(function).ask(make, len(drawn)).values for function in functions]
-    if any(len(values) != len(drawn) for values in paid):
+    drawn = _draw(training, rows, COMPLETIONS, TOKENS)
+    totals = _pay(training, functions, rows, drawn)
+    if not totals:
         yield Finding.not_checked(
             FAILURE, "a reward function gave no list of numbers for the untrained model's completions"
         )
         return
-    totals = [sum(value or 0.0 for value in row) for row in zip(*paid)]
     place = max(range(len(drawn)), key=totals.__getitem__)
     of_rows = [{total for completion, total in zip(drawn, totals) if completion.row == row} for row in range(len(rows))]
     apart = sum(len(values) > 1 for values in of_rows)
@@ -74,15 +72,54 @@ def judge_first_rewards(training: Training) -> Iterator[Finding]:
     )
 
 
-def _draw(training: Training, rows: Sequence[dict[str, Any]]) -> list[Completion]:
+def _own(training: Training, functions: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    """Suspect rewards that are the same for all completions of a small model, some of which have the right answer."""
+    asked = [name for function in functions for name in signature.asked_columns(function)]
+    column = signature.reference_column(rows, asked)
+    if column is None or any(isinstance(function, torch.nn.Module) for function in functions):
+        return
+    drawn = _draw(training, rows, _OF_SMALL, _SHORT)
+    totals = _pay(training, functions, rows, drawn)
+    answers = [next(iter(references.readings(row.get(column))), "") for row in rows]
+    right = [each.text for each in drawn if answers[each.row] and answers[each.row] == each.text.strip()]
+    if not right or not totals or not figures.is_flat(drawn, totals):
+        return
+    yield Finding.suspected(
+        "F10",
+        f"{len(drawn)} completions of this small model got {figures.value(totals)}, and "
+        f"{len(right)} of them are the right answer (column {column}), such as {quote(right[0])}: a right "
+        "answer in the form in which it answers is paid like all others, so no completion has an advantage",
+        f"{len(rows)} prompts are few",
+        "Show the form that is paid in each prompt (a system message), pay the answer alone too, or train on examples "
+        "of that form first.",
+        fault="form",
+    )
+
+
+def _pay(
+    training: Training, functions: Sequence[Any], rows: Sequence[dict[str, Any]], drawn: Sequence[Completion]
+) -> list[float]:
+    """Return the sum that each completion gets; empty where a function gives no list of numbers."""
+    inputs, weights = make_inputs(training, rows), signature.weights_of(training.trainer, len(functions))
+
+    def make(places: Sequence[int]) -> dict[str, Any]:
+        return inputs.make([drawn[place] for place in places])
+
+    paid = [Asker(function).ask(make, len(drawn)).values for function in functions]
+    if any(len(values) != len(drawn) for values in paid):
+        return []
+    return [sum(weight * (value or 0.0) for weight, value in zip(weights, row)) for row in zip(*paid)]
+
+
+def _draw(training: Training, rows: Sequence[dict[str, Any]], times: int, tokens: int) -> list[Completion]:
     """Return completions of the trainer's model, as long as the script allows and at its temperature."""
     tokenizer, model = tokenizer_of(training.trainer), training.trainer.model
-    limit = min(training.arguments.get("max_completion_length") or TOKENS, TOKENS)
+    limit = min(training.arguments.get("max_completion_length") or tokens, tokens)
     temperature = training.arguments.get("temperature") or 1.0
     completions = []
     with keep_random_state(), torch.no_grad(), rollouts.safe_generation(model):
         for number, ids in enumerate(prompt_ids(training.trainer, [row["prompt"] for row in rows])):
-            prompt = torch.tensor([ids] * COMPLETIONS, device=model.device)  # (completions, prompt)
+            prompt = torch.tensor([ids] * times, device=model.device)  # (completions, prompt)
             drawn = model.generate(
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=temperature,
                 max_new_tokens=limit, pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
