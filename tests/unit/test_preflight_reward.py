@@ -23,7 +23,7 @@ from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import batch
 from failurelab.preflight.judges.preferences import judge_preferences
-from failurelab.preflight.judges.rewards import judge_rewards
+from failurelab.preflight.judges.rewards import greedy_sampling, judge_rewards
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.training import Training
 from failurelab.rewards import asking, forms, patterns, references, signature, survey
@@ -899,6 +899,22 @@ def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_nee
     """A reward for the reference's length gives right and wrong answers the same, whatever their type is."""
     for function, answers in ((as_long_as_the_answer, [7, 11, 17, 42]), (stripped_and_short, PLAIN["answer"])):
         assert not found(judge(function, PLAIN | {"answer": answers}, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suspected"),
+    [
+        ({"repetition_penalty": 1.0}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"repetition_penalty": 2.0}, True),
+        ({"repetition_penalty": None}, False),
+        ({"repetition_penalty": 1.0, "generation_kwargs": {"repetition_penalty": 3}}, True),
+    ],
+)
+def test_a_penalty_that_decides_what_is_drawn(arguments, suspected, tokenizer):
+    own = training(exact, processing_class=tokenizer)
+    own.arguments |= arguments
+    assert [finding.part for finding in greedy_sampling(own)] == ["repetition_penalty"] * suspected
 
 
 @pytest.mark.parametrize(

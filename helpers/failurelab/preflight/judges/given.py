@@ -57,6 +57,8 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             "a datasets.Dataset",
             "Load it: datasets.load_dataset(name, split='train').",
         )
+    elif of_trl(trainer) and hasattr(dataset, "column_names") and hasattr(dataset, "__len__"):
+        yield from _rows(dataset)
     for place, function in enumerate(functions if isinstance(functions, (list, tuple)) else [functions]):
         if isinstance(function, str) and callable(getattr(sys.modules.get("__main__"), function, None)):
             what = f"the text {function!r}, which is a model's name there, and the script has a function of this name"
@@ -75,6 +77,19 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
     if of_trl(trainer) and isinstance(keywords.get("args"), Mapping):
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
+
+
+def _rows(dataset: Any) -> Iterator[Finding]:
+    """Yield what no trainer of trl can draw from: a dataset of no rows, and prompts that are token ids already."""
+    if not len(dataset):
+        repair = "Look at what filters it: print(len(dataset)) behind each step that makes it."
+        yield _wrong("train_dataset", f"a {type(dataset).__name__} of 0 rows", "one row or more", repair)
+        return
+    prompt = dataset[0]["prompt"] if "prompt" in (dataset.column_names or ()) else ""
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+        what = f"a dataset whose prompts are lists of token ids ({str(prompt)[:40]} …)"
+        repair = "Give the text, or messages: trl applies the chat template and tokenizes them itself."
+        yield _wrong("train_dataset", what, "texts or messages", repair)
 
 
 def _lacks(part: str, function: Any, trainer: Any) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ _LOOKED_AT = 48  # rows among which they are chosen
 _MANY = 500  # rows whose kinds are looked at
 _DRAWN = 4  # completions of this run that are asked about too
 _COLD = 0.05  # a temperature under which the likeliest token is drawn nearly always
+_PENALTY = 1.5  # of repetition, from which on it decides what is drawn; 1.0 to 1.2 are usual
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
 _RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
@@ -205,7 +206,18 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
 def greedy_sampling(training: Training) -> Iterator[Finding]:
     """Tell what makes all completions of a prompt the same: an argument, or the model's own generation config."""
     same = "the completions of a prompt are all the same, and so are their rewards"
-    if greedy := _greedy({**training.arguments, **(training.arguments.get("generation_kwargs") or {})}):
+    given = {**training.arguments, **(training.arguments.get("generation_kwargs") or {})}
+    if (penalty := given.get("repetition_penalty")) and not 1 / _PENALTY < penalty < _PENALTY:
+        yield Finding.suspected(
+            "F15",
+            f"tokens are drawn with repetition_penalty {penalty:g}, and scored without it: what stands in the prompt "
+            "or was said already is hardly drawn again (the digits of a sum, the tags of a form), whatever is learned",
+            "by the arguments alone",
+            "Set repetition_penalty to 1.0, or pay less for repetition in a reward.",
+            undo=repairs.Arguments({"repetition_penalty": 1.0}) if "repetition_penalty" in training.arguments else None,
+            part="repetition_penalty",
+        )
+    if greedy := _greedy(given):
         said = f"{greedy}: {same}"
         yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
         return
