@@ -355,7 +355,7 @@ def _one_side(x: Examination) -> Flag | None:
         side: [abs((values[wrong] or 0.0) - right) <= SAME for wrong, right in pairs] for side, pairs in sides.items()
     }
     for side, other in (("smaller", "larger"), ("larger", "smaller")):
-        if all(like[side]) and not any(like[other]):
+        if like[side] and all(like[side]) and not any(like[other]):
             wrong, right = sides[side][0]
             said = f"{x.key} gives {right:g}, as to the right answer, to a number that is far {side}, such as "
             said += (
