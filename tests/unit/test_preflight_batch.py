@@ -139,6 +139,11 @@ class OfTrl:
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[1, 2], [3]]})}, "train_dataset", ["token ids"]),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]]})}, "", []),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": ["1+1="]})}, "", []),
+        (
+            {"train_dataset": datasets.Dataset.from_dict({"question": ["1+1="]}), "reward_funcs": len},
+            "train_dataset",
+            ["the columns question", "the column prompt"],
+        ),
         ({"reward_funcs": [len, "a/reward-model"], "model": "a/model", "train_dataset": None}, "", []),
     ],
 )

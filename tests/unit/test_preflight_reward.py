@@ -1100,6 +1100,50 @@ def test_numbers_that_a_function_compares_on_one_side_or_reads_in_part(function,
     assert told == [fault] * bool(fault)
 
 
+def in_both(prompts, completions, answer, **_):
+    said = ["".join(m["content"] for m in prompt) + text(c) for prompt, c in zip(prompts, completions)]
+    found = [re.search(r"<answer>(.*?)</answer>", both) for both in said]
+    return [float(bool(match) and match[1].strip() == right) for match, right in zip(found, answer)]
+
+
+def ended(completions, **_):
+    return [float(text(completion).endswith("<|im_end|>")) for completion in completions]
+
+
+def paid_for_wrong(completions, answer, **_):
+    """Right answers get less, and a longer one gets less than a short one in both."""
+    pairs = zip(map(text, completions), answer)
+    return [(-1.0 if said.strip().endswith(right) else 1.0) - len(said) / 1e3 for said, right in pairs]
+
+
+def as_text(completions, answer, **_):
+    return [float(text(completion).strip() == str(right)) for completion, right in zip(completions, answer)]
+
+
+def as_number(completions, answer, **_):
+    pairs = zip(map(text, completions), answer)
+    return [float(said.strip().replace(".", "").isdigit() and float(said) == right) for said, right in pairs]
+
+
+FLOATS = CHAT | {"answer": [7.0, 11.0, 17.0, 42.0]}
+
+
+@pytest.mark.parametrize(
+    ("functions", "rows", "fault", "words"),
+    [
+        ([in_both], told("Write <answer>it</answer>."), "form", "stands in the prompt"),
+        ([exact, ended], CHAT, "form", "'<|im_end|>', a special token"),
+        ([paid_for_wrong], CHAT, "sign", "the wrong sign"),
+        ([as_text], FLOATS, "float", "is a float"),
+        ([as_number], FLOATS, "", ""),
+    ],
+)
+def test_what_leaves_a_right_answer_unpaid(functions, rows, fault, words, tokenizer):
+    accused = [answer for answer in judge(functions, rows, tokenizer) if answer.accuses]
+    assert [answer.fault for answer in accused] == [fault] * bool(fault)
+    assert all(words in answer.evidence for answer in accused)
+
+
 def cutting(completions, answer, **_):
     """Pay the first digit, and leave nothing else to whoever comes after."""
     for completion in completions:

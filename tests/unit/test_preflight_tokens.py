@@ -87,6 +87,7 @@ EACH = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<
 OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 FIRST = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n"
 TALK = [[{"role": "system", "content": "Add up."}, *messages] for messages in MESSAGES]
+PARTS = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in TEXTS]
 LOST = "F12:system lost"
 MISTRAL = "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}"
 THINK = "{% if m.role == 'assistant' %}<think></think>{% endif %}"
@@ -104,6 +105,7 @@ TWICE = [
         (FIRST + OPEN, TALK, "F12:user lost"),
         (EACH.replace("<|im_start|>{{", "{% if m.role == 'system' %}{% continue %}{% endif %}{{") + OPEN, TALK, LOST),
         (EACH + OPEN, TWICE, "F12:twice"),
+        (EACH.replace(" | trim", "") + OPEN, PARTS, "F12:parts"),
         # no marks of roles: nothing stands between a question and its answer
         ("{% for m in messages %}{{ m.content }}={% endfor %}", MESSAGES, ""),
         ("{% for m in messages %}" + MISTRAL + "{% endfor %}", MESSAGES, ""),

@@ -65,6 +65,11 @@ def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: b
     if dropped:
         fix: tuple[Any, ...] = ("arguments", {"remove_unused_columns": False})
         repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
+    elif name in OWN and name in x.inputs.rows[0]:
+        fix = ()
+        repair = (
+            f"Rename the column {name!r}, and the argument with it, to 'solution' say: trl hands on none of this name."
+        )
     else:
         fix = ("rename", source, name) if source and source not in x.asked else ()  # which is not taken from it
         columns = ", ".join(x.inputs.columns) or "none besides prompt"
@@ -98,11 +103,19 @@ def _changes(x: Examination) -> Iterator[_Change]:
         repair = f"Judge {x.opened!r} + completion, or make the tag optional in the pattern."
         change = {"change": lambda text: x.opened + text}
         yield _Change("form", said, repair, "with it before the same completions", change)
+    blank = {"prompts": lambda row: _blank(row["prompt"])}
+    said = "it reads prompts and completions as one text, and what it looks for stands in the prompt"
+    yield _Change("form", said, "Look into the completion alone.", "with empty prompts", {"columns": blank})
+    own = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
     if lost := [token for token in x.inputs.special if any(token in each.text for each in x.completions)]:
         names = " and ".join(map(repr, lost))
         said = f"{names} are special tokens of the tokenizer, and the trainer decodes completions without these"
         repair = "Add them with add_tokens(...), which are not special, or read completion_ids."
         yield _Change("form", said, repair, "with them in the same completions", {"keep_special": True})
+    for token in own:
+        said = f"it looks for {token!r}, a special token, and the trainer decodes completions without these"
+        options = {"change": lambda text, token=token: text + token * (len(text) % 2), "keep_special": True}
+        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", options)
     yield _Change("pattern", NO_LINE_BREAK, GIVE_DOTALL, "with re.DOTALL", with_dotall(x), ("dotall",))
     words = [text for text in signature.texts(x.function) if re.fullmatch(r"[\w -]{1,30}", text)]
     for name in x.asked:
@@ -121,6 +134,11 @@ def _changes(x: Examination) -> Iterator[_Change]:
             repair = f"Compare with {x.column} as {what}: {read(real)!r}."
             yield _Change("reference", said, repair, f"as {what}, {read(real)!r},", columns)
     yield from _readable_references(x) if x.asks_reference else ()
+
+
+def _blank(prompt: Any) -> Any:
+    """Return a prompt of the same form without a word."""
+    return [{**each, "content": ""} for each in prompt] if references.is_conversation(prompt) else ""
 
 
 def _readable_references(x: Examination) -> Iterator[_Change]:

@@ -174,6 +174,8 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
     said = f"{x.key} gives {figures.span(x.rewards)}, and right answers no more than wrong ones"
     if blind and x.asks_reference and (flag := cause_of(x, said, ["column", "reference"])):
         return flag
+    if less and not more and x.asks_reference and rows_less == _judged_rows(x):
+        return _less_for_right(x, less, totals)
     if flag := _line_breaks(x) or _shown_form(x) or _last_line_break(x):
         return flag
     if blind and not x.asks_reference and (flag := cause_of(x, said, ["column"])):
@@ -182,8 +184,6 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
         return valley.find(x) or (None if more or _likes_shown_form(x) else _direction(x))
     if more:
         return _whole_solution(x) or _one_side(x) or _rows_not_told(x)
-    if less and rows_less == _judged_rows(x):
-        return _less_for_right(x, less, totals)
     said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
     return x.not_checked(f"{said}; another form may")
 
@@ -406,6 +406,10 @@ def _rows_not_told(x: Examination) -> Flag | None:
             "If not, look at what the function compares there"
         )
     if not tells(variant=0):
+        if isinstance(x.inputs.rows[0][x.column], float):
+            said = f"{x.key} pays a right answer as {reference} alone, as {x.column} is a float, and not as a whole one"
+            repair = f"Make {x.column} whole numbers, or compare numbers: float(text) == {x.column}."
+            return x.suspected("float", said, repair, "the model may write it so")
         return x.not_checked(
             f"{x.key} rewards another way to write the answer, and never that of the dataset, {reference}"
         )

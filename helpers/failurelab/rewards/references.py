@@ -17,6 +17,8 @@ def readings(value: Any) -> list[str]:
         value = value[0]
     if is_conversation(value):
         value = value[-1].get("content", "")
+    if isinstance(value, float) and value.is_integer():  # as pandas reads whole numbers where one is missing
+        return [str(int(value)), str(value)]
     text = "" if value is None or isinstance(value, Mapping) else str(value).strip()
     if not text:
         return []

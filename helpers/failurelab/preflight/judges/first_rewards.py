@@ -23,7 +23,7 @@ from failurelab.rewards.table import quote
 
 FAILURE = "first rewards"
 PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256
-_OF_SMALL, _SHORT = 8, 64  # prompts, completions of each and tokens, of a small model
+_OF_SMALL, _SHORT, _RIGHT = 8, 64, 4  # of a small model: prompts, completions of each; tokens; right ones of all
 
 
 def judge_first_rewards(training: Training) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def _own(training: Training, functions: Sequence[Any], rows: Sequence[dict[str, 
     totals = _pay(training, functions, rows, drawn)
     answers = [next(iter(references.readings(row.get(column))), "") for row in rows]
     right = [each.text for each in drawn if answers[each.row] and answers[each.row] == each.text.strip()]
-    if not right or not totals or not figures.is_flat(drawn, totals):
+    if len(right) < _RIGHT or not totals or not figures.is_flat(drawn, totals):
         return
     yield Finding.suspected(
         "F10",

@@ -58,7 +58,7 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             "Load it: datasets.load_dataset(name, split='train').",
         )
     elif of_trl(trainer) and hasattr(dataset, "column_names") and hasattr(dataset, "__len__"):
-        yield from _rows(dataset)
+        yield from _rows(dataset, functions)
     for place, function in enumerate(functions if isinstance(functions, (list, tuple)) else [functions]):
         if isinstance(function, str) and callable(getattr(sys.modules.get("__main__"), function, None)):
             what = f"the text {function!r}, which is a model's name there, and the script has a function of this name"
@@ -79,13 +79,17 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
 
 
-def _rows(dataset: Any) -> Iterator[Finding]:
-    """Yield what no trainer of trl can draw from: a dataset of no rows, and prompts that are token ids already."""
+def _rows(dataset: Any, functions: Any) -> Iterator[Finding]:
+    """Yield what no trainer of trl can draw from: no rows, no prompts, and prompts that are token ids."""
     if not len(dataset):
         repair = "Look at what filters it: print(len(dataset)) behind each step that makes it."
         yield _wrong("train_dataset", f"a {type(dataset).__name__} of 0 rows", "one row or more", repair)
         return
-    prompt = dataset[0]["prompt"] if "prompt" in (dataset.column_names or ()) else ""
+    prompt = dataset[0].get("prompt", "")
+    if "prompt" not in dataset[0] and functions:
+        repair = "Make it of the others: dataset.map(...), or rename_column(..., 'prompt')."
+        what = f"a dataset with the columns {', '.join(dataset.column_names)}"
+        yield _wrong("train_dataset", what, "the column prompt", repair)
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         what = f"a dataset whose prompts are lists of token ids ({str(prompt)[:40]} …)"
         repair = "Give the text, or messages: trl applies the chat template and tokenizes them itself."

@@ -105,13 +105,21 @@ def _templated(trainer: Any, tokenizer: Any, prompts: Sequence[Any]) -> Iterator
     def render(messages: Any, **options: Any) -> str:
         return str(render_prompt(trainer, messages, tokenizer, **options))
 
-    lost: dict[str, list[str]] = {}
+    lost, parts = dict[str, list[str]](), list[Any]()
     for prompt in prompts:
         whole = "".join(render(prompt).split())
         for message in prompt:
             said = message.get("content")
+            if isinstance(said, list) and said and "".join(str(said).split()) in whole:
+                parts.append(said)
             if message["role"] in ("user", "system") and isinstance(said, str) and "".join(said.split()) not in whole:
                 lost.setdefault(message["role"], []).append(said)
+    if parts:
+        evidence = (
+            f"{len(parts)} messages hold a list of parts, and this template writes the list itself into the prompt"
+        )
+        repair = 'Give each message its text alone: {"role": "user", "content": text}. Lists are for models of images.'
+        yield Finding("F12", f"{evidence}: {str(parts[0])[:80]}", repair, fault="parts")
     for role, said in lost.items():
         evidence = (
             f"the chat template leaves out what the {role} says in {len(said)} messages of {len(prompts)} prompts"
