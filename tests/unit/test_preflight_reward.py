@@ -1100,6 +1100,23 @@ def test_numbers_that_a_function_compares_on_one_side_or_reads_in_part(function,
     assert told == [fault] * bool(fault)
 
 
+def judged(pattern):
+    """Return a reward that reads what a model says of a completion; here a text of its own stands for the model."""
+
+    def read(completions, answer, **_):
+        replies = [f"Rating: {9 if text(c).strip() == right else 2} of 9" for c, right in zip(completions, answer)]
+        found = [re.search(pattern, reply) for reply in replies]
+        return [float(match[1]) if match else 0.5 for match in found]
+
+    return read
+
+
+@pytest.mark.parametrize(("function", "fault"), [(judged(r"Score: (\d)"), "reply"), (judged(r"Rating: (\d)"), "")])
+def test_a_reply_that_is_never_read(function, fault, tokenizer):
+    told = [(answer.failure, answer.fault) for answer in judge(function, CHAT, tokenizer) if answer.accuses]
+    assert told == [("F10", fault)] * bool(fault)
+
+
 def in_both(prompts, completions, answer, **_):
     said = ["".join(m["content"] for m in prompt) + text(c) for prompt, c in zip(prompts, completions)]
     found = [re.search(r"<answer>(.*?)</answer>", both) for both in said]

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from failurelab.rewards import asking, forms, patterns, references, signature
+from failurelab.rewards import asking, figures, forms, patterns, references, signature
 from failurelab.rewards.examination import Examination
 from failurelab.rewards.inputs import FORMS, OWN
 from failurelab.rewards.table import Flag, quote
 
 NO_LINE_BREAK, GIVE_DOTALL = "in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
 _FEW = 8  # values of a column that says which kind a row is
+_LETTERS, _SECONDS = 3, 10.0  # of a text that is looked for in others; for one call
 _KINDS = ("column", "form", "pattern", "reference")
 
 
@@ -46,6 +47,36 @@ def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Flag |
             if change.kind == "column":
                 return never_arrives(x, change.fix[0], said, tried)
             return x.found(change.kind, said, change.repair, tried, fix=change.fix)
+    return None
+
+
+def unread_reply(x: Examination) -> Flag | None:
+    """Return the suspicion that a pattern finds nothing in what the function makes itself, such as a judge's reply."""
+    texts = {each.text for each in x.completions if len(each.text) > _LETTERS}
+
+    def watch() -> list[tuple[str, str]]:
+        looked: dict[str, list[tuple[str, Any]]] = {}
+
+        def watched(own: Callable[..., Any], pattern: Any, string: str, *rest: Any, **more: Any) -> Any:
+            result = own(pattern, string, *rest, **more)
+            looked.setdefault(getattr(pattern, "pattern", pattern), []).append((string, result))
+            return result
+
+        for name in ("search", "match", "fullmatch", "findall"):
+            setattr(re, name, functools.partial(watched, getattr(re, name)))
+        asking.call(x.function, x.inputs.make(x.completions, wanted=x.wanted))
+        return [(pattern, told[0][0]) for pattern, told in looked.items() if not any(result for _, result in told)]
+
+    for pattern, string in found if isinstance(found := asking.in_fork(watch, _SECONDS), list) else ():
+        if not any(string in text or text in string for text in texts):
+            said = (
+                f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions: its pattern "
+            )
+            said += (
+                f"{pattern!r} matches no text that it looks at, and these are no completions, such as {quote(string)}"
+            )
+            repair = "Print what the judge replies, and read that form; give what cannot be read no reward (None)."
+            return x.suspected("reply", said, repair, "another reply may match", "F10" if x.alone else "F14")
     return None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from failurelab.rewards import asking, figures, forms, signature, valley
 from failurelab.rewards.asking import Reply
-from failurelab.rewards.causes import GIVE_DOTALL, NO_LINE_BREAK, cause_of, never_arrives, with_dotall
+from failurelab.rewards.causes import GIVE_DOTALL, NO_LINE_BREAK, cause_of, never_arrives, unread_reply, with_dotall
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.figures import SAME
 from failurelab.rewards.forms import NO_ANSWER, Completion
@@ -214,8 +214,10 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
     if (x.rewards[0] or 0.0) >= most > 0:
         said += ", and its text has no larger number: all get the most that it pays"
         return _suspect(x, said, "another form may get less")
-    return _limit(x, said) or x.not_checked(
-        f"{said}: none may have its form. Call it by hand with a completion that deserves more"
+    return (
+        _limit(x, said)
+        or unread_reply(x)
+        or x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
     )
 
 
