@@ -2,14 +2,17 @@
 
 The objects are asked and no text: a function of trl, transformers or peft whose code lies in the script's own files was
 put there by the script, on a module, a class or an object, also by a decorator around the library's own. An override
-that hands on what it was given, and returns what its parent returned, leaves the run as the library has it.
+that hands on what it was given, and returns what its parent returned, leaves the run as the library has it. So does a
+method under a name that this release does not call.
 """
 
 import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +21,12 @@ from unittest import mock
 
 import torch
 
+from failurelab.failures import names
 from failurelab.handles import wrap_method
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.repairs import EditableScript, Repair
 from failurelab.preflight.script_text import Edit, location, read_source
+from failurelab.preflight.stage.releases import installed
 from failurelab.preflight.training import Training
 from failurelab.rewards import signature
 
@@ -182,8 +187,11 @@ class OverrideJudge:
         return result
 
     def answers(self) -> Iterator[Finding]:
-        """Yield the overrides that changed nothing: suspected, where one reads a key that never comes."""
+        """Yield the overrides that changed nothing: suspected, where one reads a key that never comes, or is dead."""
         trainer = self.training.trainer
+        callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+        for thing in (trainer, *callbacks):
+            yield from _never_called(thing, self.training.own)
         for name, calls in self._calls.items():
             if not calls or not all(calls):
                 continue
@@ -198,6 +206,43 @@ class OverrideJudge:
                 yield Finding.suspected(OVERRIDE, said, why, repair, part=name, place=place)
             else:
                 yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
+
+
+_NEAR, _SAME_RELEASE = 0.7, 0.9  # of a name to another one: where a release had it, and where none did
+
+
+def _never_called(thing: Any, own: Callable[[str], bool]) -> Iterator[Finding]:
+    """Yield methods that a script writes for a library to call, and that nothing calls: by their names they are dead.
+
+    Nothing in the files of the classes names them, and the library has no method of that name, but another release
+    has, or it has one of nearly that name. A class that has that one too is made for several releases.
+    """
+    kinds = type(thing).__mro__
+    library = next((kind for kind in kinds if kind.__module__.partition(".")[0] in LIBRARIES), object)
+    methods = {name: value for kind in reversed(kinds[: kinds.index(library)]) for name, value in vars(kind).items()}
+    functions = {name: value for name, value in methods.items() if isinstance(value, types.FunctionType)}
+    ours = {name: value.__code__ for name, value in functions.items() if own(value.__code__.co_filename)}
+    text = "".join(read_source(file) for file in {code.co_filename for code in ours.values()})
+    for name, code in ours.items():
+        if hasattr(library, name) or re.search(rf"(?<!super\(\))\.{name}\b|[\"']{name}[\"']", text):
+            continue
+        event = name.startswith("on_") and hasattr(library, "on_train_begin")
+        said = names.explain(f"AttributeError: '{library.__name__}' object has no attribute '{name}'", installed())
+        like = [other for other in dir(library) if callable(getattr(library, other)) and not other.startswith("__")]
+        cutoff = _NEAR if said or event else _SAME_RELEASE
+        near = next(iter(difflib.get_close_matches(name, like, n=1, cutoff=cutoff)), "")
+        if near in ours or not (said or near or event):
+            continue
+        place = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename))
+        yield Finding.suspected(
+            OVERRIDE,
+            f"{type(thing).__name__}.{name} is never called: the {library.__name__} of this release has no method of "
+            f"that name, and nothing in the script's own files calls it. {said}".strip(),
+            "whether it was meant to change something is not known",
+            f"Override {near}, which is called." if near else "Override what this release calls, or leave it out.",
+            part=name,
+            place=place,
+        )
 
 
 def _by_name(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
