@@ -1,6 +1,7 @@
 """Judges of reference and updates: broken, healthy and odd, with real trainers and models."""
 
 import collections
+import dataclasses
 import importlib.metadata
 import types
 from copy import deepcopy
@@ -488,6 +489,35 @@ def test_options_that_nothing_reads_are_noted(tmp_path):
     given = planned(tmp_path, config={"ref_model_sync_steps": 9, "sync_ref_model": True})
     list(plan.judge_plan(given))
     assert not given.notes
+
+
+class Undecorated(trl.GRPOConfig):
+    beta: float = 0.3
+
+
+@dataclasses.dataclass
+class WithoutType(trl.GRPOConfig):
+    beta = 0.3
+
+
+@dataclasses.dataclass
+class Decorated(trl.GRPOConfig):
+    beta: float = 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        (Undecorated, {}, True), (WithoutType, {}, True), (Decorated, {}, False), (Undecorated, {"beta": 0.1}, False),
+        (trl.GRPOConfig, {}, False),
+    ],
+)  # fmt: skip
+def test_a_value_in_a_class_body_that_is_no_default(kind, given, told, tmp_path):
+    """The run had trl's own beta, and nothing said so."""
+    args = kind(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **given)
+    assert (args.beta == 0.3) is (kind is Decorated)
+    judged = Training(types.SimpleNamespace(args=args), args.to_dict())
+    assert [answer.part for answer in plan._not_in_force(judged)] == ["beta"] * told
 
 
 @pytest.mark.parametrize("called", [lambda f: f(["a", "b"], ["c", "d"]), lambda f: f(prompts=["a"], completions=["b"])])

@@ -362,6 +362,30 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
 
 
+LATE = """
+import trl
+args = trl.GRPOConfig("out", temperature=0.9, beta=0.01, max_completion_length=64, use_cpu=True)
+args.beta = 0.04
+
+def later():
+    args.beta, args.temperature, args.learning_rate, args.max_completion_length = 0.1, 0.9, 1e-5, 32
+"""
+
+
+def test_what_is_set_after_the_trainer_has_read_it_is_told(tmp_path):
+    """The trainer keeps its own beta: nothing was said, and the run had no penalty."""
+    with run_cut(LATE, tmp_path) as (made, names):
+        args = names["args"]
+        made.settle(args)
+        kept = {name: getattr(args, name) for name in ("beta", "temperature", "max_completion_length")}
+        trainer = types.SimpleNamespace(args=args, **kept)
+        assert not made.too_late(trainer)
+        names["later"]()
+        assert made.too_late(trainer) == {"beta": 0.04, "max_completion_length": kept["max_completion_length"]}
+        trainer.beta = 0.1
+        assert "beta" not in made.too_late(trainer)
+
+
 SETS = """
 import trl
 batch = "per_device_train_batch_size", "num_generations"
