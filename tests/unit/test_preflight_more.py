@@ -19,6 +19,7 @@ from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
+from failurelab.preflight.judges.optimizer import OptimizerJudge
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.states import judge_states
@@ -489,6 +490,56 @@ def test_options_that_nothing_reads_are_noted(tmp_path):
     given = planned(tmp_path, config={"ref_model_sync_steps": 9, "sync_ref_model": True})
     list(plan.judge_plan(given))
     assert not given.notes
+
+
+def average(start, model, decay):
+    with torch.no_grad():
+        for before, weight in zip(start, model.parameters()):
+            weight.copy_(decay * before + (1 - decay) * weight)
+
+
+def scaled(model, scale):
+    for module in small.lora(model).modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling = dict.fromkeys(module.scaling, scale)
+    return model
+
+
+STEPS = {  # what a script does, what is told, and the model, the optimizer, and what is done before and after a step
+    "as usual": ("", {}),
+    "a rate that a callback sets to 0": ("rate", {"rate": 0.0}),
+    "a rate of 0 at first alone": ("", {"rate": 0.0, "once": True}),
+    "restored": ("callback:weights", {"decay": 1.0}),
+    "an average that follows slowly": ("callback:weights", {"decay": 0.999}),
+    "an average that follows": ("", {"decay": 0.5}),
+    "SGD at a rate of AdamW's": ("rate", {"optimizer": torch.optim.SGD, "lr": 1e-6}),
+    "SGD": ("", {"optimizer": torch.optim.SGD, "lr": 1e-1}),
+    "an adapter that is multiplied by 0": ("F23", {"adapt": lambda model: scaled(model, 0.0)}),
+    "an adapter": ("", {"adapt": lambda model: scaled(model, 2.0)}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_that_do_not_move_the_weights_are_told(name, tmp_path):
+    """Nothing was said: the tensors were in the optimizer, and had gradients."""
+    told, how = STEPS[name]
+    model = how.get("adapt", lambda model: model)(small.qwen2())
+    judged = planned(tmp_path, model=model, config={"max_steps": 100})
+    optimizer = how.get("optimizer", torch.optim.AdamW)(model.parameters(), lr=how.get("lr", 1e-3))
+    judged.trainer.optimizer, judged.trainer.add_callback = optimizer, lambda callback: None
+    judged.trainer.remove_callback, judged.finished = lambda callback: None, True
+    judge, ids = OptimizerJudge(judged), torch.arange(1, 9)[None]
+    with judge.listening():
+        judge.on_train_begin(None, None, None, optimizer=optimizer)
+        start = [weight.detach().clone() for weight in model.parameters()]
+        for step in range(3):
+            model(input_ids=ids).logits.logsumexp(-1).mean().backward()
+            optimizer.param_groups[0]["lr"] = how.get("rate", 1) * how.get("lr", 1e-3)
+            if how.get("once") and step:
+                optimizer.param_groups[0]["lr"] = 1e-3
+            optimizer.step()
+            average(start, model, how.get("decay", 0.0))
+    assert [answer.key for answer in judge.answers() if answer.accuses] == [told] * bool(told)
 
 
 class Undecorated(trl.GRPOConfig):

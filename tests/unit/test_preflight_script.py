@@ -460,6 +460,37 @@ def test_a_library_s_callback_and_a_log_of_the_trainer_s_own(tmp_path):
     assert [each.verdict for each in found] == [Verdict.SUSPECTED, Verdict.NOT_CHECKED] and "log" not in vars(trainer)
 
 
+STOPS = """
+class ByLoss:
+    def on_log(self, args, state, control, logs=None):
+        if logs["loss"] < 0.01:
+            control.should_training_stop = True
+
+class ByReward:
+    def on_log(self, args, state, control, logs=None):
+        control.should_training_stop = logs["reward"] > 0.5
+"""
+
+
+def test_a_callback_that_ends_the_training(tmp_path):
+    """By a loss that is 0 by definition it was over after one step; by rewards that are not the whole run's it may be."""
+    path, names = tmp_path / "train.py", {}
+    path.write_text(STOPS)
+    exec(compile(STOPS, str(path), "exec"), names)
+    own = [names["ByLoss"](), names["ByReward"]()]
+    trainer = types.SimpleNamespace(state=types.SimpleNamespace(global_step=1))
+    trainer.callback_handler = types.SimpleNamespace(callbacks=own)
+    control = types.SimpleNamespace(should_training_stop=False)
+    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
+        for reward in (0.1, 0.9):
+            for each in own:
+                each.on_log(None, trainer.state, control, logs={"loss": 0.0, "reward": reward})
+                assert not control.should_training_stop  # the cut training goes on, for other judges
+    assert [(each.part, each.verdict) for each in found] == [
+        ("ByLoss.on_log", Verdict.SUSPECTED), ("ByReward.on_log", Verdict.NOT_CHECKED),
+    ]  # fmt: skip
+
+
 DEMANDS = """
 import torch
 {demand}

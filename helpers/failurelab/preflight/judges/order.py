@@ -13,7 +13,7 @@ from failurelab.preflight.judges.given import judge_deepspeed
 from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
-from failurelab.preflight.judges.optimizer import judge_optimizer
+from failurelab.preflight.judges.optimizer import OptimizerJudge
 from failurelab.preflight.judges.padding import PaddingJudge
 from failurelab.preflight.judges.plan import judge_groups, judge_plan
 from failurelab.preflight.judges.preferences import judge_preferences
@@ -60,10 +60,10 @@ DURING: tuple[Callable[[Training], TrainingJudge], ...] = (
     LogitsJudge,
     OverrideJudge,
     PaddingJudge,
+    OptimizerJudge,
     SamplerJudge,
 )
 AFTER: tuple[Judge, ...] = (
-    judge_optimizer,
     judge_rewards,
     judge_preferences,
     judge_groups,

@@ -32,7 +32,7 @@ _NOTHING = 1e-3  # of the largest rate
 # A step of AdamW moves an element by about the rate (three times that after a jump of the gradient). B of an adapter
 # begins at 0, so the sum over all planned steps is about the most that it becomes; public runs that learned nothing
 # stood at 2e-4 (X-R1 #66) and less.
-_LOW_RATE, _LOW_SUM = 2e-6, 1e-3
+_LOW_RATE, LOW_SUM = 2e-6, 1e-3
 _BY_SCHEDULE = "by the schedule's own values; the cut run is over before that shows"
 _RIGHT = (0.1, 0.5, 0.9)  # shares of right completions
 # Options that are read with another one alone, and what that must be.
@@ -289,7 +289,7 @@ def _rate(training: Training, rates: Sequence[float]) -> Iterator[Finding]:
     if not highest or (not own and "adamw" not in optimizer_name(training)):
         return
     load, adapted = policy_load(training), has_adapter(training.trainer.model)
-    if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
+    if adapted and highest <= _LOW_RATE and total <= LOW_SUM:
         yield Finding.suspected(
             "rate",
             f"adapters at a learning rate of {highest:g}: their B begins at 0, and a step of AdamW moves an element by "

@@ -17,7 +17,7 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "release": ("missing name", "A name that the installed release does not have"),
     "given": ("wrong argument", "What the trainer is given is not what it takes"),
     "override": ("override", "An override that changes nothing"),
-    "callback": ("callback", "A callback of the script's that raises"),
+    "callback": ("callback", "A callback of the script's that raises, stops the training or undoes it"),
     "evaluation": ("evaluation", "An evaluation that cannot be made, or chooses otherwise"),
     "weights": ("weights", "Weights that the model does not take"),
     "resume": ("checkpoint", "A checkpoint that training cannot go on from"),
