@@ -473,7 +473,7 @@ class ByReward:
 
 
 def test_a_callback_that_ends_the_training(tmp_path):
-    """By a loss that is 0 by definition it was over after one step; by rewards that are not the whole run's it may be."""
+    """By a loss that is 0 by definition it was over after one step, and nothing was said."""
     path, names = tmp_path / "train.py", {}
     path.write_text(STOPS)
     exec(compile(STOPS, str(path), "exec"), names)

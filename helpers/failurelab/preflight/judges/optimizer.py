@@ -26,7 +26,7 @@ _LEFT = 0.02  # of the longest step: what is left of three at the end, where som
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One step of the optimizer: its largest rate, whether any gradient is not 0, and its largest move of an element."""
+    """A step of the optimizer: its largest rate, whether any gradient is not 0, and its largest move of an element."""
 
     rate: float
     gradient: bool

@@ -144,8 +144,8 @@ def _not_in_force(training: Training) -> Iterator[Finding]:
         for name in fields.keys() & vars(kind).keys():
             written, default = vars(kind)[name], fields[name]
             if written != default == training.arguments.get(name):
-                said = f"{kind.__name__} writes {name} = {written!r} in its body, and {name} is {default!r} all the same"
-                repair = f"Decorate {kind.__name__} with @dataclass, and write {name} with its type; or give it by name."
+                said = f"{kind.__name__} writes {name} = {written!r} in its body, and {name} stays {default!r}"
+                repair = f"Decorate {kind.__name__} with @dataclass, and write {name} with its type."
                 yield _suspect_option(name, said, repair)
 
 

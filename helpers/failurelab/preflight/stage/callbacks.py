@@ -18,15 +18,16 @@ from failurelab.preflight.script_text import location, read_source
 from failurelab.preflight.stage.cuts import ALWAYS_AS_GIVEN
 from failurelab.preflight.stage.own_code import OwnCode
 
+
 def _asks_to_stop(values: Sequence[Any]) -> bool:
     """Return whether the control of a callback is among what it gets or gives, and asks that training stops."""
     return any(getattr(value, "should_training_stop", False) is True for value in values)
 
 
 def _stopped(name: str, code: Any, trainer: Any) -> Finding:
-    """Return that a callback has ended the cut training; by a loss, which is about 0 by definition, so it does the whole.
+    """Return that a callback has ended the cut training.
 
-    What else it may go by, rewards and times, is another in the cut.
+    A loss is about 0 by definition, so by that it ends the whole one too. Rewards and times are others in the cut.
     """
     place = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename)) if code else None
     said = f"{name} stops the training at step {trainer.state.global_step} of the cut"
