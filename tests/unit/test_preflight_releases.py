@@ -311,6 +311,33 @@ def test_an_override_whose_result_is_the_library_s(kind, verdict):
     assert "compute_loss" not in vars(trainer) and trainer.compute_loss(None, {"x": torch.ones(2)}) >= 2
 
 
+class Clamps(Parent):
+    def compute_loss(self, model, inputs):
+        return super().compute_loss(model, inputs).clamp(min=0)
+
+
+class Turns(Parent):
+    def compute_loss(self, model, inputs):
+        loss = super().compute_loss(model, inputs)
+        return -loss if loss < 0 else loss
+
+
+class Adds(Parent):
+    def compute_loss(self, model, inputs):
+        return 0.5 * super().compute_loss(model, inputs).clamp(-10, 10) + inputs["x"].mean()
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Clamps, True), (Turns, True), (Adds, False), (Scales, False)])
+def test_a_loss_whose_sign_an_override_takes_away(kind, told):
+    """A loss of 0 in the cut step hid it: half of the later ones are below 0."""
+    trainer = kind()
+    judge = replaced.OverrideJudge(Training(trainer, {}))
+    with judge.listening():
+        trainer.compute_loss(None, inputs={"x": torch.ones(2, requires_grad=True)})
+    found = [each.key for each in judge.answers() if each.accuses]
+    assert found == ["F21:compute_loss:sign"] * told
+
+
 class DeadParent:
     """As a library's trainer and callback are."""
 

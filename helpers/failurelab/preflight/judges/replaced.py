@@ -22,9 +22,9 @@ from unittest import mock
 import torch
 
 from failurelab.failures import names
-from failurelab.handles import wrap_method
+from failurelab.handles import keep_random_state, unseen, wrap_method
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.repairs import EditableScript, Repair
+from failurelab.preflight.repairs import EditableScript, Repair, WithoutMethod
 from failurelab.preflight.script_text import Edit, location, read_source
 from failurelab.preflight.stage.releases import installed
 from failurelab.preflight.training import Training
@@ -151,6 +151,7 @@ class OverrideJudge:
         self.training = training
         self._calls: dict[str, list[bool]] = {}  # of each method, whether its parent's result was handed on as it was
         self._reads: dict[str, str] = {}  # a key that it reads and never gets
+        self._slopes: dict[str, tuple[float, float]] = {}  # of an override's loss, where its parent's is below 0, above
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -184,6 +185,9 @@ class OverrideJudge:
         once = len(passed) == 1 and passed[0][0]
         known.append(once and result is passed[0][1][0] and _same(result, passed[0][1][1]))
         self._reads.setdefault(name, _missing_key(vars(kind)[name], args, kwargs))
+        if name.endswith("compute_loss") and name not in self._slopes and torch.is_grad_enabled():
+            with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
+                self._slopes[name] = tuple(_slope(method, parent, name, sign, args, kwargs) for sign in (-0.1, 0.1))
         return result
 
     def answers(self) -> Iterator[Finding]:
@@ -192,6 +196,19 @@ class OverrideJudge:
         callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
         for thing in (trainer, *callbacks):
             yield from _never_called(thing, self.training.own)
+        for name, (below, above) in self._slopes.items():
+            if abs(below - above) > 1e-3 * abs(above):
+                kind = next(kind for kind in type(trainer).__mro__ if name in vars(kind))
+                yield Finding(
+                    "F21",
+                    f"{kind.__name__}.{name} multiplies the gradient of a loss below 0 by {below:g}, and of one above 0 "
+                    f"by {above:g}: the sign of this loss says nothing, and its gradient is as right below 0 as above",
+                    "Return the library's loss as it is, whatever its sign.",
+                    undo=WithoutMethod(kind, name),
+                    part=name,
+                    fault="sign",
+                    own=True,
+                )
         for name, calls in self._calls.items():
             if not calls or not all(calls):
                 continue
@@ -243,6 +260,15 @@ def _never_called(thing: Any, own: Callable[[str], bool]) -> Iterator[Finding]:
             part=name,
             place=place,
         )
+
+
+def _slope(method: Any, parent: type, name: str, value: float, args: Any, kwargs: Mapping[str, Any]) -> float:
+    """Return how much of its parent's loss an override hands on, where that has this value."""
+    loss = torch.tensor(value, requires_grad=True)
+    with mock.patch.object(parent, name, lambda *_, **__: loss):
+        result = method(*args, **kwargs)
+    (slope,) = torch.autograd.grad(result, loss)
+    return float(slope)
 
 
 def _by_name(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
