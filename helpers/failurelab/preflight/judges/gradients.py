@@ -40,8 +40,8 @@ class GradientJudge:
             yield
 
     def misses_gradients(self) -> bool:
-        """Whether it has found by now that tensors have no gradient."""
-        return self._guarded.found
+        """Whether it has found by now that tensors have no gradient, by checkpointing: else the step tells why."""
+        return self._guarded.found and "reentrant" in self._checkpointing
 
     def _note_checkpointing(self, model: torch.nn.Module, *_: Any) -> None:
         if torch.is_grad_enabled() and not is_unseen():

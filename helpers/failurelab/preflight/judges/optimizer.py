@@ -138,6 +138,14 @@ def _judge_tensors(training: Training) -> Iterator[Finding]:
     count, what = len(kept.intersection(wanted)), "tensors of the adapters" if adapters else "trainable tensors"
     evidence = f"the optimizer holds {count} of {len(wanted)} {what}"
     figures = (Quantity("tensors that the optimizer holds", count, "tensors", len(wanted)),)
+    stepped = [tensor for tensor in model.parameters() if id(tensor) in kept.intersection(wanted)]
+    left = [tensor for tensor in model.parameters() if id(tensor) in set(wanted) - kept]
+    if count and any(tensor.ndim > 1 for tensor in left) and all(tensor.ndim < 2 for tensor in stepped):
+        evidence += ", biases and the weights of norms, and not one matrix"
+        repair = "Let its groups hold the matrices too: look at the names that divide the groups."
+        why = "a script may train these alone, and mostly freezes the others then"
+        yield Finding.suspected("F23", evidence, why, repair, figures=figures)
+        return
     if count:
         largest = max(groups, key=len)
         fewer = len(kept.difference(largest).intersection(wanted))

@@ -23,7 +23,7 @@ from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
 from failurelab.preflight.judges.sampler import SamplerJudge
-from failurelab.preflight.judges.states import judge_states
+from failurelab.preflight.judges.states import judge_saved, judge_states
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
 from failurelab.preflight.training import Training
@@ -51,6 +51,7 @@ BEFORE: tuple[Judge, ...] = (
     judge_updates,
     judge_replaced_adapter,
     judge_states,
+    judge_saved,
     judge_resume,
 )
 # The first is the outermost: its hooks are called first.

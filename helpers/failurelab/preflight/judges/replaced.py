@@ -201,8 +201,8 @@ class OverrideJudge:
                 kind = next(kind for kind in type(trainer).__mro__ if name in vars(kind))
                 yield Finding(
                     "F21",
-                    f"{kind.__name__}.{name} multiplies the gradient of a loss below 0 by {below:g}, and of one above 0 "
-                    f"by {above:g}: the sign of this loss says nothing, and its gradient is as right below 0 as above",
+                    f"{kind.__name__}.{name} multiplies the gradient of a loss below 0 by {below:g}, and of one above "
+                    f"0 by {above:g}: the sign of this loss says nothing, and its gradient is right below 0 too",
                     "Return the library's loss as it is, whatever its sign.",
                     undo=WithoutMethod(kind, name),
                     part=name,

@@ -19,7 +19,7 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "override": ("override", "An override that changes nothing"),
     "callback": ("callback", "A callback of the script's that raises, stops the training or undoes it"),
     "evaluation": ("evaluation", "An evaluation that cannot be made, or chooses otherwise"),
-    "weights": ("weights", "Weights that the model does not take"),
+    "weights": ("weights", "Weights that the model does not take, or that are not the trained ones"),
     "resume": ("checkpoint", "A checkpoint that training cannot go on from"),
     "arguments": ("loss's options", "Arguments that leave no gradient, turn it, or plan no step"),
     "rate": ("learning rate", "A learning rate that cannot teach, or teaches too much"),
