@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import importlib.metadata
 import types
 from copy import deepcopy
@@ -540,6 +541,7 @@ STEPS = {  # what a script does, what is told, and the model, the optimizer, and
     "SGD at a rate of AdamW's": ("rate", {"optimizer": torch.optim.SGD, "lr": 1e-6}),
     "SGD": ("", {"optimizer": torch.optim.SGD, "lr": 1e-1}),
     "an adapter that is multiplied by 0": ("F23", {"adapt": lambda model: scaled(model, 0.0)}),
+    "an epsilon above the gradients": ("rate", {"optimizer": functools.partial(torch.optim.AdamW, eps=10.0)}),
     "biases alone": ("F23", {"held": lambda model: [p for p in model.parameters() if p.ndim < 2]}),
     "some matrices": ("", {"held": lambda model: list(model.model.layers[0].parameters())}),
     "an adapter": ("", {"adapt": lambda model: scaled(model, 2.0)}),

@@ -21,6 +21,7 @@ from failurelab.preflight.repairs import Keyword
 from failurelab.preflight.training import Training
 
 _SAMPLED = 4096  # elements of a tensor
+_SHARE, _EPSILON, _CLIP = 0.05, 1e-6, 1e-4  # of the rate, which an element is moved by; of Adam; of a gradient's norm
 _LEFT = 0.02  # of the longest step: what is left of three at the end, where something takes them back
 
 
@@ -77,7 +78,10 @@ class OptimizerJudge(TrainerCallback):
 
     def _judge_steps(self, count: int) -> Iterator[Finding]:
         longest, rates = max(step.moved for step in self._steps), planned_rates(self._training)
-        kind = type(getattr(self._training.trainer.optimizer, "optimizer", self._training.trainer.optimizer)).__name__
+        optimizer = getattr(self._training.trainer.optimizer, "optimizer", self._training.trainer.optimizer)
+        kind, epsilon = type(optimizer).__name__, optimizer.defaults.get("eps") or 0.0
+        clip = self._training.arguments.get("max_grad_norm") or 1.0
+        share = max((step.moved / step.rate for step in self._steps if step.rate), default=1.0)
         three, why = f"each of the {count} steps of the cut run", "a longer run may do otherwise; look for what sets it"
         if not any(step.rate for step in self._steps) and max(rates[1:count], default=0):
             said = f"the optimizer's learning rate is 0 in {three}, and by the schedule it is {max(rates[:count]):.2g}"
@@ -91,6 +95,11 @@ class OptimizerJudge(TrainerCallback):
             said += f" {self._left:.2g} from where it began: something takes the steps back"
             repair = "Look for what writes the weights between steps: a callback that restores or averages them."
             yield Finding.suspected("callback", said, why, repair, part="weights")
+        elif longest and "Adam" in kind and share <= _SHARE and (epsilon > _EPSILON or clip < _CLIP):
+            said = f"{kind} moves an element by {share:.1g} of its learning rate at most in {three}: its epsilon is"
+            said += f" {epsilon:g} and max_grad_norm {clip:g}, and a gradient is small beside the first, or is made so"
+            repair = "Leave adam_epsilon at 1e-8, and max_grad_norm at 0.1 to 1."
+            yield Finding.suspected("rate", said, why, repair)
         elif "SGD" in kind and len(rates) * longest <= LOW_SUM:
             said = f"{kind} moves an element by the rate times its gradient, {longest:.1g} at most in {three}; about"
             said += f" {len(rates)} planned steps in one direction bring it to {len(rates) * longest:.1g}"
