@@ -204,6 +204,17 @@ def test_a_container_is_made_into_what_the_trainer_takes_by_an_edit(dataset, mad
     assert made in edited
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"), [("beta", "1e-3", 0.001), ("learning_rate", "2e-5", 2e-5), ("beta", 1e-3, None)]
+)
+def test_a_number_that_a_file_gives_as_a_text_is_told(name, value, told, tmp_path):
+    """The run ended in a TypeError of arithmetic, which named neither the argument nor the file."""
+    args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
+    setattr(args, name, value)
+    found = list(judge_given({"args": args}, OfTrl()))
+    assert [each.undo.values for each in found] == [{name: told}] * (told is not None)
+
+
 ZERO = {"zero_optimization": {"stage": 2}}
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": "auto"}}}
 

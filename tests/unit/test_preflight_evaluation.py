@@ -101,6 +101,11 @@ def test_a_best_checkpoint_by_the_loss_of_an_evaluation(tmp_path):
         assert not [finding for finding in judge_evaluation(judged) if finding.accuses] and not judged.notes
     judged.arguments = {"eval_strategy": "steps", "load_best_model_at_end": True, "metric_for_best_model": "loss"}
     assert not [finding for finding in judge_evaluation(judged) if finding.accuses] and judged.notes  # it was chosen
+    for greater, told in ((True, 0), (False, 1)):
+        judged.arguments |= {"metric_for_best_model": "reward", "greater_is_better": greater}
+        found = [finding for finding in judge_evaluation(judged) if finding.accuses]
+        assert [finding.part for finding in found] == ["greater_is_better"] * told  # it was the worst checkpoint
+    judged.arguments["greater_is_better"] = None
     judged.evaluations[""] = dataclasses.replace(judged.evaluations[""], metrics=("eval_loss",))  # such as of SFT
     judged.arguments["metric_for_best_model"] = None
     assert not [finding for finding in judge_evaluation(judged) if finding.accuses]

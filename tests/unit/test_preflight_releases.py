@@ -309,3 +309,101 @@ def test_an_override_whose_result_is_the_library_s(kind, verdict):
     if verdict is Verdict.SUSPECTED:
         assert "weights_of_mine" in found[0].evidence and found[0].place.line
     assert "compute_loss" not in vars(trainer) and trainer.compute_loss(None, {"x": torch.ones(2)}) >= 2
+
+
+class Clamps(Parent):
+    def compute_loss(self, model, inputs):
+        return super().compute_loss(model, inputs).clamp(min=0)
+
+
+class Turns(Parent):
+    def compute_loss(self, model, inputs):
+        loss = super().compute_loss(model, inputs)
+        return -loss if loss < 0 else loss
+
+
+class Adds(Parent):
+    def compute_loss(self, model, inputs):
+        return 0.5 * super().compute_loss(model, inputs).clamp(-10, 10) + inputs["x"].mean()
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Clamps, True), (Turns, True), (Adds, False), (Scales, False)])
+def test_a_loss_whose_sign_an_override_takes_away(kind, told):
+    """A loss of 0 in the cut step hid it: half of the later ones are below 0."""
+    trainer = kind()
+    judge = replaced.OverrideJudge(Training(trainer, {}))
+    with judge.listening():
+        trainer.compute_loss(None, inputs={"x": torch.ones(2, requires_grad=True)})
+    found = [each.key for each in judge.answers() if each.accuses]
+    assert found == ["F21:compute_loss:sign"] * told
+
+
+class DeadParent:
+    """As a library's trainer and callback are."""
+
+    def compute_loss(self, model, inputs):
+        return 0.0
+
+    def _get_per_token_logps_and_entropies(self, model):
+        return None, None
+
+
+class DeadEvents:
+    def on_train_begin(self, args, state, control):
+        """As in transformers."""
+
+
+DeadParent.__module__ = DeadEvents.__module__ = "trl.of_a_test"
+DeadParent.__name__ = "GRPOTrainer"
+
+
+class OldName(DeadParent):
+    def _get_per_token_logps(self, model):  # of trl 0.15 to 0.19
+        return super()._get_per_token_logps(model)
+
+
+class Misspelt(DeadParent):
+    def compute_losses(self, model, inputs):
+        return 1.0
+
+
+class ForBoth(DeadParent):
+    def _get_per_token_logps(self, model):
+        return None
+
+    def _get_per_token_logps_and_entropies(self, model):
+        return None
+
+
+class Helps(DeadParent):
+    def _compute_loss(self, model, inputs):  # a name of other releases, and called
+        return 1.0
+
+    def compute_loss(self, model, inputs):
+        return self._compute_loss(model, inputs)
+
+    def show_rollouts(self):  # which nothing here calls
+        """Nothing of a library's."""
+
+
+class Misnamed(DeadEvents):
+    def on_training_begin(self, args, state, control):
+        """Of no release."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "dead"),
+    [
+        (OldName, "_get_per_token_logps_and_entropies"), (Misspelt, "compute_loss"), (Misnamed, "on_train_begin"),
+        (ForBoth, None), (Helps, None),
+    ],
+)  # fmt: skip
+def test_a_method_that_nothing_calls_by_its_name_is_suspected(kind, dead, monkeypatch):
+    """An override of an older release's method, or a misspelt one, leaves the run as the library has it."""
+    monkeypatch.setattr(replaced, "installed", lambda: {"trl": "1.16.0"})
+    trainer = kind() if kind is not Misnamed else types.SimpleNamespace(
+        callback_handler=types.SimpleNamespace(callbacks=[kind()])
+    )  # fmt: skip
+    found = list(replaced.OverrideJudge(Training(trainer, {}, own=of_this_file)).answers())
+    assert [each.verdict for each in found] == [Verdict.SUSPECTED] * (dead is not None)
+    assert all(dead in each.repair and each.place.line for each in found)

@@ -362,6 +362,30 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
 
 
+LATE = """
+import trl
+args = trl.GRPOConfig("out", temperature=0.9, beta=0.01, max_completion_length=64, use_cpu=True)
+args.beta = 0.04
+
+def later():
+    args.beta, args.temperature, args.learning_rate, args.max_completion_length = 0.1, 0.9, 1e-5, 32
+"""
+
+
+def test_what_is_set_after_the_trainer_has_read_it_is_told(tmp_path):
+    """The trainer keeps its own beta: nothing was said, and the run had no penalty."""
+    with run_cut(LATE, tmp_path) as (made, names):
+        args = names["args"]
+        made.settle(args)
+        kept = {name: getattr(args, name) for name in ("beta", "temperature", "max_completion_length")}
+        trainer = types.SimpleNamespace(args=args, **kept)
+        assert not made.too_late(trainer)
+        names["later"]()
+        assert made.too_late(trainer) == {"beta": 0.04, "max_completion_length": kept["max_completion_length"]}
+        trainer.beta = 0.1
+        assert "beta" not in made.too_late(trainer)
+
+
 SETS = """
 import trl
 batch = "per_device_train_batch_size", "num_generations"
@@ -434,6 +458,37 @@ def test_a_library_s_callback_and_a_log_of_the_trainer_s_own(tmp_path):
     assert [each.part for each in found] == ["Early.on_train_begin", "Own.log"]
     # What a library's callback asserts before the training, no cut could change.
     assert [each.verdict for each in found] == [Verdict.SUSPECTED, Verdict.NOT_CHECKED] and "log" not in vars(trainer)
+
+
+STOPS = """
+class ByLoss:
+    def on_log(self, args, state, control, logs=None):
+        if logs["loss"] < 0.01:
+            control.should_training_stop = True
+
+class ByReward:
+    def on_log(self, args, state, control, logs=None):
+        control.should_training_stop = logs["reward"] > 0.5
+"""
+
+
+def test_a_callback_that_ends_the_training(tmp_path):
+    """By a loss that is 0 by definition it was over after one step, and nothing was said."""
+    path, names = tmp_path / "train.py", {}
+    path.write_text(STOPS)
+    exec(compile(STOPS, str(path), "exec"), names)
+    own = [names["ByLoss"](), names["ByReward"]()]
+    trainer = types.SimpleNamespace(state=types.SimpleNamespace(global_step=1))
+    trainer.callback_handler = types.SimpleNamespace(callbacks=own)
+    control = types.SimpleNamespace(should_training_stop=False)
+    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
+        for reward in (0.1, 0.9):
+            for each in own:
+                each.on_log(None, trainer.state, control, logs={"loss": 0.0, "reward": reward})
+                assert not control.should_training_stop  # the cut training goes on, for other judges
+    assert [(each.part, each.verdict) for each in found] == [
+        ("ByLoss.on_log", Verdict.SUSPECTED), ("ByReward.on_log", Verdict.NOT_CHECKED),
+    ]  # fmt: skip
 
 
 DEMANDS = """

@@ -23,6 +23,7 @@ from failurelab.preflight.stage import cuts
 from failurelab.preflight.stage.rewards import substitute_rewards
 from failurelab.preflight.training import Training
 from failurelab.textbook import suspects
+from failurelab.textbook.comparison import CANCELS
 
 
 def judge(made, small=True, missing=False, **asked):
@@ -269,6 +270,16 @@ def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
     assert answer.verdict is Verdict.NOT_CHECKED and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
     assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
+
+
+@pytest.mark.parametrize("others", [[], ["HELD"]])
+def test_completions_that_are_the_same_in_each_step(others, model, tokenizer, tmp_path):
+    """As where each draw is seeded anew: it was not checked, and the cause not said."""
+    step = StepJudge(Training(trainer(model, tokenizer, tmp_path), {}))
+    step.reports = [textbook.Comparison("NOT CHECKED", CANCELS) for _ in range(3)]
+    step.reports += [textbook.Comparison(verdict, "as it should be") for verdict in others]
+    keys = [answer.key for answer in step.answers() if answer.accuses]
+    assert keys == ["F10:completions"] * (not others)
 
 
 SEEN = {"opposite sign": textbook.Apart(-1.0, 1.0, 2.0), "scores shifted by one": textbook.Apart(0.0, 1.0, 1.0)}

@@ -364,6 +364,7 @@ class WatchedScript:
             explained=self.spec.get("explained", {}),
             own=self.files.own.holds,
             states=self.states,
+            too_late=self.arguments.too_late(trainer),
             trained_elsewhere={id(each.model) for each in self.trainers if each is not trainer},
         )
         self.launched.has_engine = bool(training.zero_stage)

@@ -122,6 +122,7 @@ class Training:
         own: whether a file of code is the script's own, by its path.
         trained_elsewhere: models, by their id, that other trainers of the script were made for.
         states: weights that the script has put into models by their names.
+        too_late: arguments that the script set when the trainer had read them; what it has kept, by name.
         notes: what judges have to tell beside their findings.
     """
 
@@ -159,6 +160,7 @@ class Training:
     own: Callable[[str], bool] = lambda file: False
     trained_elsewhere: set[int] = dataclasses.field(default_factory=set)
     states: list[StateLoad] = dataclasses.field(default_factory=list)
+    too_late: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     @property

@@ -85,6 +85,7 @@ def _best_metric(training: Training) -> Iterator[Finding]:
     if metric in returned:
         said = f"metric_for_best_model {metric} is among the {len(returned)} names that a batch of evaluation returned"
         yield Finding.held(EVALUATION, said, "a name that is not among them would be told", fault="metric")
+        yield from _worst_as_best(training, metric)
         yield from _best_by_loss(training, metric, of_results)
         return
     logged = any(metric in evaluation.logged for evaluation in evaluations)
@@ -110,6 +111,16 @@ def _best_metric(training: Training) -> Iterator[Finding]:
         undo=Arguments({name: value for name, value in values.items() if name in training.arguments}),
         part="metric_for_best_model",
     )
+
+
+def _worst_as_best(training: Training, metric: str) -> Iterator[Finding]:
+    """Tell a best checkpoint that is the one with the smallest reward."""
+    if training.arguments.get("greater_is_better") is False and re.search(r"reward(s/[^/]+/mean)?$", metric):
+        said = f"greater_is_better is False for metric_for_best_model {metric}: the best checkpoint is the one with the"
+        why = "by the arguments: it shows in the checkpoints of the whole run"
+        undo, repair = Arguments({"greater_is_better": True}), "Set greater_is_better=True, or leave it out."
+        more = {"undo": undo, "part": "greater_is_better"}
+        yield Finding.suspected(EVALUATION, f"{said} smallest reward", why, repair, **more)
 
 
 def _best_by_loss(training: Training, metric: str, returned: Sequence[str]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ is told as it is handed over, with what is expected there.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import os
@@ -77,6 +78,20 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
     if of_trl(trainer) and isinstance(keywords.get("args"), Mapping):
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
+    yield from _texts(keywords.get("args"))
+
+
+def _texts(args: Any) -> Iterator[Finding]:
+    """Yield training arguments that are texts of numbers: so YAML reads 1e-6, for it wants a dot and a sign there."""
+    for field in dataclasses.fields(args) if dataclasses.is_dataclass(args) else ():
+        value = vars(args).get(field.name)
+        if isinstance(value, str) and isinstance(field.default, (int, float)):
+            with contextlib.suppress(ValueError):
+                number = float(value)
+                repair = f"Write {number!r}, in YAML with a dot (1.0e-6), or give float({field.name})."
+                undo = Arguments({field.name: number})
+                what = f"the text {value!r}, as YAML reads a number like 1e-6"
+                yield dataclasses.replace(_wrong(field.name, what, "a number", repair), undo=undo)
 
 
 def _rows(dataset: Any, functions: Any) -> Iterator[Finding]:

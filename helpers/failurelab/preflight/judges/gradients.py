@@ -30,6 +30,7 @@ class GradientJudge:
         self._training, self._model = training, training.trainer.model
         self._guarded = Guarded(guards.GradientGuard, training.trainer)
         self._checkpointing: set[str] = set()
+        self._enabled = torch.is_grad_enabled()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -39,8 +40,8 @@ class GradientJudge:
             yield
 
     def misses_gradients(self) -> bool:
-        """Whether it has found by now that tensors have no gradient."""
-        return self._guarded.found
+        """Whether it has found by now that tensors have no gradient, by checkpointing: else the step tells why."""
+        return self._guarded.found and "reentrant" in self._checkpointing
 
     def _note_checkpointing(self, model: torch.nn.Module, *_: Any) -> None:
         if torch.is_grad_enabled() and not is_unseen():
@@ -51,6 +52,16 @@ class GradientJudge:
         report, adapted = self._guarded.report, has_adapter(self._model)
         own, other = ("F2", "F1") if adapted else ("F1", "F2")
         yield Finding.not_applicable(other, "the model has adapters: see F2" if adapted else "no adapters")
+        if not self._enabled:
+            yield Finding(
+                own,
+                "gradients are switched off as training begins (torch.is_grad_enabled() is False): the first backward "
+                'pass ends in "element 0 of tensors does not require grad"',
+                "torch.set_grad_enabled(True) before training; evaluate under `with torch.no_grad():`, which ends.",
+                undo=Statement("torch.set_grad_enabled(True)", imports="import torch"),
+                ends=True,
+            )
+            return
         if report is None:
             why = self._guarded.failed or "no optimizer step was reached whose gradients could be seen"
             yield Finding.not_checked(own, why)

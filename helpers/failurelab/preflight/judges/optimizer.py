@@ -1,18 +1,139 @@
-"""F23: trainable tensors that the optimizer does not hold, so that no step changes the model.
+"""F23: trainable tensors that the optimizer does not hold, so that no step changes the model; and steps without effect.
+
+Each step of the optimizer is looked at: its learning rate, whether there is any gradient, how far it moves the weights,
+and whether they are still there at the end. A callback that sets the rate or the weights shows in no argument.
 
 Upstream: the registry's F23.
 """
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+from transformers.trainer_callback import TrainerCallback
+
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding, Quantity
+from failurelab.preflight.judges.plan import LOW_SUM, planned_rates
 from failurelab.preflight.repairs import Keyword
 from failurelab.preflight.training import Training
 
+_SAMPLED = 4096  # elements of a tensor
+_SHARE, _EPSILON, _CLIP = 0.05, 1e-6, 1e-4  # of the rate, which an element is moved by; of Adam; of a gradient's norm
+_LEFT = 0.02  # of the longest step: what is left of three at the end, where something takes them back
 
-def judge_optimizer(training: Training) -> Iterator[Finding]:
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """A step of the optimizer: its largest rate, whether any gradient is not 0, and its largest move of an element."""
+
+    rate: float
+    gradient: bool
+    moved: float
+
+
+class OptimizerJudge(TrainerCallback):
+    """Looks at the tensors that the optimizer holds, and at what its steps make of them."""
+
+    def __init__(self, training: Training):
+        self._training, self._hooks = training, contextlib.ExitStack()
+        self._steps: list[_Step] = []
+        self._start: list[torch.Tensor] = []
+        self._before: list[torch.Tensor] = []
+        self._left = float("nan")  # how far an element is from where it began, at the end
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the steps are looked at."""
+        self._training.trainer.add_callback(self)
+        with self._hooks:
+            yield
+        self._training.trainer.remove_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        """Listen to the optimizer, which is made by now."""
+        bare = getattr(optimizer, "optimizer", optimizer)
+        if isinstance(bare, torch.optim.Optimizer):
+            self._start = _sample(bare)
+            for hook in (bare.register_step_pre_hook(self._begin), bare.register_step_post_hook(self._end)):
+                self._hooks.callback(hook.remove)
+            self._hooks.callback(lambda: setattr(self, "_left", _apart(self._start, _sample(bare))))
+
+    def _begin(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._before = _sample(optimizer)
+
+    def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        rate = max(group["lr"] for group in optimizer.param_groups)
+        gradients = (tensor.grad for group in optimizer.param_groups for tensor in group["params"])
+        some = any(gradient is not None and bool(gradient.count_nonzero()) for gradient in gradients)
+        self._steps.append(_Step(float(rate), some, _apart(self._before, _sample(optimizer))))
+
+    def answers(self) -> Iterator[Finding]:
+        """Yield what was seen, after training."""
+        yield from _judge_tensors(self._training)
+        if self._training.finished and len(self._steps) > 1:
+            yield from self._judge_steps(len(self._steps))
+
+    def _judge_steps(self, count: int) -> Iterator[Finding]:
+        longest, rates = max(step.moved for step in self._steps), planned_rates(self._training)
+        optimizer = getattr(self._training.trainer.optimizer, "optimizer", self._training.trainer.optimizer)
+        kind, epsilon = type(optimizer).__name__, optimizer.defaults.get("eps") or 0.0
+        clip = self._training.arguments.get("max_grad_norm") or 1.0
+        share = max((step.moved / step.rate for step in self._steps if step.rate), default=1.0)
+        three, why = f"each of the {count} steps of the cut run", "a longer run may do otherwise; look for what sets it"
+        if not any(step.rate for step in self._steps) and max(rates[1:count], default=0):
+            said = f"the optimizer's learning rate is 0 in {three}, and by the schedule it is {max(rates[:count]):.2g}"
+            repair = "Look for what sets it: a callback that writes param_groups, or a learning rate of its groups."
+            yield Finding.suspected("rate", f"{said}: something else sets it", why, repair)
+        elif not any(step.gradient for step in self._steps) and (cause := _dead_adapter(self._training.trainer.model)):
+            said, repair = cause
+            yield Finding.suspected("F23", f"{said}: every gradient is exactly 0 in {three}", why, repair)
+        elif longest and self._left <= _LEFT * longest:
+            said = f"a step moves an element by up to {longest:.2g}, and after {count} steps none is further than"
+            said += f" {self._left:.2g} from where it began: something takes the steps back"
+            repair = "Look for what writes the weights between steps: a callback that restores or averages them."
+            yield Finding.suspected("callback", said, why, repair, part="weights")
+        elif longest and "Adam" in kind and share <= _SHARE and (epsilon > _EPSILON or clip < _CLIP):
+            said = f"{kind} moves an element by {share:.1g} of its learning rate at most in {three}: its epsilon is"
+            said += f" {epsilon:g} and max_grad_norm {clip:g}, and a gradient is small beside the first, or is made so"
+            repair = "Leave adam_epsilon at 1e-8, and max_grad_norm at 0.1 to 1."
+            yield Finding.suspected("rate", said, why, repair)
+        elif "SGD" in kind and len(rates) * longest <= LOW_SUM:
+            said = f"{kind} moves an element by the rate times its gradient, {longest:.1g} at most in {three}; about"
+            said += f" {len(rates)} planned steps in one direction bring it to {len(rates) * longest:.1g}"
+            why = "what that is worth for learning depends on model and task, and takes a whole run to see"
+            repair = "Use AdamW, whose step is about the rate, or a rate that is larger by orders of magnitude."
+            yield Finding.suspected("rate", said, why, repair)
+
+
+def _sample(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    tensors = [tensor.detach().reshape(-1) for group in optimizer.param_groups for tensor in group["params"]]
+    return [tensor[:: max(1, len(tensor) // _SAMPLED)].clone() for tensor in tensors]
+
+
+def _apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    """Return the largest difference of two samples; NaN where there is one."""
+    return max((float((a - b).abs().max()) for a, b in zip(one, other) if a.shape == b.shape and len(a)), default=0.0)
+
+
+def _dead_adapter(model: Any) -> tuple[str, str] | None:
+    """Return why a low-rank adapter can get no gradient, and what to do; None where it can."""
+    scales = [scale for module in model.modules() for scale in _values(getattr(module, "scaling", None))]
+    if scales and not any(scales):
+        return "lora_alpha / r is 0, and the adapter's output is multiplied by it", "Give lora_alpha, r or twice r."
+    b = [tensor for name, tensor in model.named_parameters() if "lora_B" in name]
+    if b and not any(tensor.requires_grad or tensor.count_nonzero() for tensor in b):
+        return "lora_B is 0 and frozen, and lora_A's gradient is multiplied by it", "Train lora_B too."
+    return None
+
+
+def _values(scaling: Any) -> list[float]:
+    return list(scaling.values()) if isinstance(scaling, dict) else []
+
+
+def _judge_tensors(training: Training) -> Iterator[Finding]:
     """Compare the tensors that are trained with those that the optimizer holds, after training."""
     model, optimizer = training.trainer.model, getattr(training.trainer, "optimizer", None)
     if optimizer is None:
@@ -26,6 +147,14 @@ def judge_optimizer(training: Training) -> Iterator[Finding]:
     count, what = len(kept.intersection(wanted)), "tensors of the adapters" if adapters else "trainable tensors"
     evidence = f"the optimizer holds {count} of {len(wanted)} {what}"
     figures = (Quantity("tensors that the optimizer holds", count, "tensors", len(wanted)),)
+    stepped = [tensor for tensor in model.parameters() if id(tensor) in kept.intersection(wanted)]
+    left = [tensor for tensor in model.parameters() if id(tensor) in set(wanted) - kept]
+    if count and any(tensor.ndim > 1 for tensor in left) and all(tensor.ndim < 2 for tensor in stepped):
+        evidence += ", biases and the weights of norms, and not one matrix"
+        repair = "Let its groups hold the matrices too: look at the names that divide the groups."
+        why = "a script may train these alone, and mostly freezes the others then"
+        yield Finding.suspected("F23", evidence, why, repair, figures=figures)
+        return
     if count:
         largest = max(groups, key=len)
         fewer = len(kept.difference(largest).intersection(wanted))

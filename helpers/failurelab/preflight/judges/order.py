@@ -14,7 +14,7 @@ from failurelab.preflight.judges.given import judge_deepspeed
 from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.logits import LogitsJudge
-from failurelab.preflight.judges.optimizer import judge_optimizer
+from failurelab.preflight.judges.optimizer import OptimizerJudge
 from failurelab.preflight.judges.padding import PaddingJudge
 from failurelab.preflight.judges.plan import judge_groups, judge_plan
 from failurelab.preflight.judges.preferences import judge_preferences
@@ -24,7 +24,7 @@ from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
 from failurelab.preflight.judges.sampler import SamplerJudge
-from failurelab.preflight.judges.states import judge_states
+from failurelab.preflight.judges.states import judge_saved, judge_states
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
 from failurelab.preflight.training import Training
@@ -53,6 +53,7 @@ BEFORE: tuple[Judge, ...] = (
     judge_updates,
     judge_replaced_adapter,
     judge_states,
+    judge_saved,
     judge_resume,
 )
 # The first is the outermost: its hooks are called first.
@@ -62,10 +63,10 @@ DURING: tuple[Callable[[Training], TrainingJudge], ...] = (
     LogitsJudge,
     OverrideJudge,
     PaddingJudge,
+    OptimizerJudge,
     SamplerJudge,
 )
 AFTER: tuple[Judge, ...] = (
-    judge_optimizer,
     judge_rewards,
     judge_preferences,
     judge_groups,

@@ -32,7 +32,7 @@ _NOTHING = 1e-3  # of the largest rate
 # A step of AdamW moves an element by about the rate (three times that after a jump of the gradient). B of an adapter
 # begins at 0, so the sum over all planned steps is about the most that it becomes; public runs that learned nothing
 # stood at 2e-4 (X-R1 #66) and less.
-_LOW_RATE, _LOW_SUM = 2e-6, 1e-3
+_LOW_RATE, LOW_SUM = 2e-6, 1e-3
 _BY_SCHEDULE = "by the schedule's own values; the cut run is over before that shows"
 _RIGHT = (0.1, 0.5, 0.9)  # shares of right completions
 # Options that are read with another one alone, and what that must be.
@@ -73,6 +73,7 @@ def judge_plan(training: Training) -> Iterator[Finding]:
             "Train on as many different prompts as there are steps, or say why one is enough.",
         )
     yield from _loss_options(training)
+    yield from _not_in_force(training)
     rates = planned_rates(training)
     if rates:
         yield from _schedule(rates)
@@ -125,6 +126,27 @@ def _loss_options(training: Training) -> Iterator[Finding]:
             f"delta is {delta:g}: it bounds each ratio, which is 1 in the first pass, from above, and completions with"
         )
         yield _suspect_option("delta", f"{said} advantages above 0 give no gradient", "Set delta above 1 + epsilon.")
+
+
+def _not_in_force(training: Training) -> Iterator[Finding]:
+    """Tell values that a script writes for its arguments, and that none of them has.
+
+    A trainer keeps most of them as it is made. A class body sets a default only of a dataclass, and only with a type.
+    """
+    for name, kept in training.too_late.items():
+        said = f"{name} is set to {training.arguments.get(name)!r} after the trainer was made, which keeps {kept!r}"
+        yield _suspect_option(name, said, f"Set {name} before the trainer is made.")
+    args = training.trainer.args
+    fields = {field.name: field.default for field in dataclasses.fields(args)} if dataclasses.is_dataclass(args) else {}
+    for kind in type(args).__mro__:
+        if kind.__module__.partition(".")[0] in ("trl", "transformers", "builtins"):
+            return
+        for name in fields.keys() & vars(kind).keys():
+            written, default = vars(kind)[name], fields[name]
+            if written != default == training.arguments.get(name):
+                said = f"{kind.__name__} writes {name} = {written!r} in its body, and {name} stays {default!r}"
+                repair = f"Decorate {kind.__name__} with @dataclass, and write {name} with its type."
+                yield _suspect_option(name, said, repair)
 
 
 def _suspect_option(part: str, said: str, repair: str) -> Finding:
@@ -267,7 +289,7 @@ def _rate(training: Training, rates: Sequence[float]) -> Iterator[Finding]:
     if not highest or (not own and "adamw" not in optimizer_name(training)):
         return
     load, adapted = policy_load(training), has_adapter(training.trainer.model)
-    if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
+    if adapted and highest <= _LOW_RATE and total <= LOW_SUM:
         yield Finding.suspected(
             "rate",
             f"adapters at a learning rate of {highest:g}: their B begins at 0, and a step of AdamW moves an element by "

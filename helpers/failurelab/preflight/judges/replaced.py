@@ -2,14 +2,17 @@
 
 The objects are asked and no text: a function of trl, transformers or peft whose code lies in the script's own files was
 put there by the script, on a module, a class or an object, also by a decorator around the library's own. An override
-that hands on what it was given, and returns what its parent returned, leaves the run as the library has it.
+that hands on what it was given, and returns what its parent returned, leaves the run as the library has it. So does a
+method under a name that this release does not call.
 """
 
 import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +21,12 @@ from unittest import mock
 
 import torch
 
-from failurelab.handles import wrap_method
+from failurelab.failures import names
+from failurelab.handles import keep_random_state, unseen, wrap_method
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.repairs import EditableScript, Repair
+from failurelab.preflight.repairs import EditableScript, Repair, WithoutMethod
 from failurelab.preflight.script_text import Edit, location, read_source
+from failurelab.preflight.stage.releases import installed
 from failurelab.preflight.training import Training
 from failurelab.rewards import signature
 
@@ -146,6 +151,7 @@ class OverrideJudge:
         self.training = training
         self._calls: dict[str, list[bool]] = {}  # of each method, whether its parent's result was handed on as it was
         self._reads: dict[str, str] = {}  # a key that it reads and never gets
+        self._slopes: dict[str, tuple[float, float]] = {}  # of an override's loss, where its parent's is below 0, above
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -179,11 +185,30 @@ class OverrideJudge:
         once = len(passed) == 1 and passed[0][0]
         known.append(once and result is passed[0][1][0] and _same(result, passed[0][1][1]))
         self._reads.setdefault(name, _missing_key(vars(kind)[name], args, kwargs))
+        if name.endswith("compute_loss") and name not in self._slopes and torch.is_grad_enabled():
+            with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
+                self._slopes[name] = tuple(_slope(method, parent, name, sign, args, kwargs) for sign in (-0.1, 0.1))
         return result
 
     def answers(self) -> Iterator[Finding]:
-        """Yield the overrides that changed nothing: suspected, where one reads a key that never comes."""
+        """Yield the overrides that changed nothing: suspected, where one reads a key that never comes, or is dead."""
         trainer = self.training.trainer
+        callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+        for thing in (trainer, *callbacks):
+            yield from _never_called(thing, self.training.own)
+        for name, (below, above) in self._slopes.items():
+            if abs(below - above) > 1e-3 * abs(above):
+                kind = next(kind for kind in type(trainer).__mro__ if name in vars(kind))
+                yield Finding(
+                    "F21",
+                    f"{kind.__name__}.{name} multiplies the gradient of a loss below 0 by {below:g}, and of one above "
+                    f"0 by {above:g}: the sign of this loss says nothing, and its gradient is right below 0 too",
+                    "Return the library's loss as it is, whatever its sign.",
+                    undo=WithoutMethod(kind, name),
+                    part=name,
+                    fault="sign",
+                    own=True,
+                )
         for name, calls in self._calls.items():
             if not calls or not all(calls):
                 continue
@@ -198,6 +223,52 @@ class OverrideJudge:
                 yield Finding.suspected(OVERRIDE, said, why, repair, part=name, place=place)
             else:
                 yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
+
+
+_NEAR, _SAME_RELEASE = 0.7, 0.9  # of a name to another one: where a release had it, and where none did
+
+
+def _never_called(thing: Any, own: Callable[[str], bool]) -> Iterator[Finding]:
+    """Yield methods that a script writes for a library to call, and that nothing calls: by their names they are dead.
+
+    Nothing in the files of the classes names them, and the library has no method of that name, but another release
+    has, or it has one of nearly that name. A class that has that one too is made for several releases.
+    """
+    kinds = type(thing).__mro__
+    library = next((kind for kind in kinds if kind.__module__.partition(".")[0] in LIBRARIES), object)
+    methods = {name: value for kind in reversed(kinds[: kinds.index(library)]) for name, value in vars(kind).items()}
+    functions = {name: value for name, value in methods.items() if isinstance(value, types.FunctionType)}
+    ours = {name: value.__code__ for name, value in functions.items() if own(value.__code__.co_filename)}
+    text = "".join(read_source(file) for file in {code.co_filename for code in ours.values()})
+    for name, code in ours.items():
+        if hasattr(library, name) or re.search(rf"(?<!super\(\))\.{name}\b|[\"']{name}[\"']", text):
+            continue
+        event = name.startswith("on_") and hasattr(library, "on_train_begin")
+        said = names.explain(f"AttributeError: '{library.__name__}' object has no attribute '{name}'", installed())
+        like = [other for other in dir(library) if callable(getattr(library, other)) and not other.startswith("__")]
+        cutoff = _NEAR if said or event else _SAME_RELEASE
+        near = next(iter(difflib.get_close_matches(name, like, n=1, cutoff=cutoff)), "")
+        if near in ours or not (said or near or event):
+            continue
+        place = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename))
+        yield Finding.suspected(
+            OVERRIDE,
+            f"{type(thing).__name__}.{name} is never called: the {library.__name__} of this release has no method of "
+            f"that name, and nothing in the script's own files calls it. {said}".strip(),
+            "whether it was meant to change something is not known",
+            f"Override {near}, which is called." if near else "Override what this release calls, or leave it out.",
+            part=name,
+            place=place,
+        )
+
+
+def _slope(method: Any, parent: type, name: str, value: float, args: Any, kwargs: Mapping[str, Any]) -> float:
+    """Return how much of its parent's loss an override hands on, where that has this value."""
+    loss = torch.tensor(value, requires_grad=True)
+    with mock.patch.object(parent, name, lambda *_, **__: loss):
+        result = method(*args, **kwargs)
+    (slope,) = torch.autograd.grad(result, loss)
+    return float(slope)
 
 
 def _by_name(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,24 @@
 """Weights that the script puts into a model, of which the model takes none: their names are others than its own.
 
+And weights that it saves after training, and that are not the trained ones.
+
 The names are compared, so it is the same for a cut model: its first layers are called as those of the whole one.
 
 Upstream: torch's `Module.load_state_dict`; peft's `set_peft_model_state_dict`, which puts the adapter's name in.
 """
 
+import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from failurelab.preflight.answer import Finding, Quantity
+from failurelab.preflight.script_text import location
 from failurelab.preflight.training import StateLoad, Training
 
 WEIGHTS = "weights"
+_SAVES = ("save_pretrained", "save_model", "push_to_hub")
 
 
 def judge_states(training: Training) -> Iterator[Finding]:
@@ -30,6 +35,48 @@ def judge_states(training: Training) -> Iterator[Finding]:
     for loads in by_model.values():
         # a script may look at what was passed over, and load it once more by other names
         yield _judge_load(max(loads, key=lambda load: len(load.taken)))
+
+
+def judge_saved(training: Training) -> Iterator[Finding]:
+    """Tell what is saved after training and is not the trained model, by the script's text: nothing of it is run.
+
+    `merge_and_unload()` returns the merged model, and leaves the other without its adapter. A model that was given to
+    the trainer has the adapter's layers inside, under names that no load of it knows.
+    """
+    source, model, given = training.source, training.trainer.model, training.keywords.get("model")
+    if source is None or not source.line or not hasattr(model, "peft_config"):
+        return
+    inside = given is not model and any(part is given for part in model.modules())
+    nodes = list(ast.walk(ast.parse(source.text)))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    given_as = {ast.unparse(keyword.value) for call in calls for keyword in call.keywords if keyword.arg == "model"}
+    later: dict[int, tuple[str, str]] = {}  # by line: what a method is called of, and which
+    for call in calls:
+        if call.lineno > source.line and isinstance(call.func, ast.Attribute):
+            later[call.lineno] = ast.unparse(call.func.value), call.func.attr
+    unused = {node.lineno for node in nodes if isinstance(node, ast.Expr)}
+    anew = {
+        ast.unparse(node.targets[0]) for node in nodes if isinstance(node, ast.Assign) and node.lineno > source.line
+    }
+    for line, (what, method) in sorted(later.items()):
+        after = [
+            at for at, (other, name) in later.items() if name in _SAVES and at > line and other in (what, "trainer")
+        ]
+        if method == "merge_and_unload" and line in unused and after:
+            said = f"{what}.merge_and_unload() returns the merged model, which is dropped; what is saved in line "
+            said += f"{min(after)} has no adapter any more"
+            repair = f"merged = {what}.merge_and_unload(), and save merged."
+        elif method == "save_pretrained" and inside and what in given_as - anew:
+            said = (
+                f"{what} has the adapter's layers inside when it is saved: names such as q_proj.base_layer.weight are "
+            )
+            said += "none that a load of this model knows, and what it lacks then is made anew, at random"
+            repair = "Save the trainer's model: trainer.save_model(folder), or its merged one."
+        else:
+            continue
+        place = location(source.path, line, source.text)
+        why = "by the script's text: what comes after train() is not run"
+        yield Finding.suspected(WEIGHTS, f"{said} ({place})", why, repair, part="saved", place=place)
 
 
 def _judge_load(load: StateLoad) -> Finding:

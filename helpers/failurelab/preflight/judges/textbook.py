@@ -33,6 +33,7 @@ from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
+from failurelab.textbook.comparison import CANCELS
 from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import MIXED
 from failurelab.textbook.suspects import NO_GRADIENT
@@ -235,6 +236,17 @@ class StepJudge(TrainerCallback):
             yield from self._held_scale(held[0])
         else:
             report = self.reports[0]
+            if len(self.reports) > 1 and all(each.reason == CANCELS for each in self.reports):
+                drawn = getattr(self.trainer, "temperature", getattr(self.trainer.args, "temperature", None))
+                at = f" (temperature {drawn:g})" if isinstance(drawn, (int, float)) else ""
+                yield Finding.suspected(
+                    "F10",
+                    f"in each of {len(self.reports)} steps the completions of a group are the same, or nearly{at}: a "
+                    f"reward function pays them the same, and no gradient is left.{self._where}",
+                    "a policy that is sure of its answer draws so too",
+                    "Draw with do_sample=True and a temperature near 1, and seed once, not before each draw.",
+                    part="completions",
+                )
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
             yield Finding.not_checked("F21", f"{report.reason}{hides}")
         if self.replaced and not self._reports("FOUND"):

@@ -6,6 +6,7 @@ the share of elements that a step changes is computed on them; else on numbers s
 initializer_range says, and the evidence says so.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -61,6 +62,11 @@ def judge_updates(training: Training) -> Iterator[Finding]:
             "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
         )
         return
+    if load.dtype == "float16" and (said := _divides_by_nothing(training, own)):
+        repair, undo = _in_float32(training, load)
+        steps = f"{load.name} is loaded in float16, and {optimizer} steps these weights"
+        yield Finding("F9", f"{steps}: {said}", repair, undo=undo)
+        return
     share, of = _share(training, load, rate, _LOW[load.dtype])
     evidence = (
         f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer} steps "
@@ -115,6 +121,25 @@ def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
     except Exception:  # an optimizer of the script's own, which may need what is not here
         return float("nan")
     return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
+
+
+def _divides_by_nothing(training: Training, own: Any) -> str:
+    """Return what a step of Adam makes of a weight in float16 whose gradient is small; empty where it is no harm.
+
+    Its second moment and its epsilon are 0 there. Kernels that compute a step in float32 have no such trouble.
+    """
+    name = optimizer_name(training)
+    epsilon = training.arguments.get("adam_epsilon") or 1e-8
+    kind, options = own or (torch.optim.AdamW, {"eps": epsilon, "fused": "fused" in name})
+    if not own and not name.startswith("adamw_torch"):
+        return ""
+    weight, names = torch.nn.Parameter(torch.full((8,), 0.02, dtype=torch.float16)), inspect.signature(kind).parameters
+    weight.grad = torch.full_like(weight, 1e-5)
+    with contextlib.suppress(Exception):  # an optimizer of the script's own, which may need what is not here
+        kind([weight], **{name: value for name, value in options.items() if name in names}).step()
+        if not weight.isfinite().all():
+            return f"with a gradient of 1e-5, as large models have, one step makes {float(weight[0]):g} of a weight"
+    return ""
 
 
 def _judge_wide(training: Training, load: Load, rate: float) -> Finding:

@@ -47,9 +47,11 @@ _CHINESE = {
     "A name that the installed release does not have": "安装的版本里没有的名字",
     "What the trainer is given is not what it takes": "传给 trainer 的东西不是它要的",
     "An override that changes nothing": "重写了方法，结果却没有变",
-    "A callback of the script's that raises": "脚本自己的回调（callback）报错",
+    "A callback of the script's that raises, stops the training or undoes it":
+        "脚本自己的回调（callback）报错、让训练停下，或者抵消训练",
     "An evaluation that cannot be made, or chooses otherwise": "无法进行的评估，或者选错的评估",
-    "Weights that the model does not take": "模型没有接收的权重",
+    "Weights that the model does not take, or that are not the trained ones":
+        "模型没有接收的权重，或者不是训练出来的权重",
     "A checkpoint that training cannot go on from": "无法从中继续训练的检查点（checkpoint）",
     "Arguments that leave no gradient, turn it, or plan no step": "参数让损失没有梯度、方向相反，或者一步也不训练",
     "A learning rate that cannot teach, or teaches too much": "学习率太小学不动，或者太大",

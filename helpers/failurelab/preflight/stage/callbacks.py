@@ -1,5 +1,7 @@
 """Errors of the script's callbacks and of its trainer's `log`, which would end the cut training before it is judged.
 
+And callbacks that end it by themselves.
+
 A run of three steps has other logs, files and metrics than the whole one, so such an error may be the cut's and not the
 script's. It is told, and the training goes on without that call. Of several processes none goes on alone: the error
 ends the run, and is told with its rank.
@@ -15,6 +17,33 @@ from failurelab.preflight.answer import Finding
 from failurelab.preflight.script_text import location, read_source
 from failurelab.preflight.stage.cuts import ALWAYS_AS_GIVEN
 from failurelab.preflight.stage.own_code import OwnCode
+
+
+def _asks_to_stop(values: Sequence[Any]) -> bool:
+    """Return whether the control of a callback is among what it gets or gives, and asks that training stops."""
+    return any(getattr(value, "should_training_stop", False) is True for value in values)
+
+
+def _stopped(name: str, code: Any, trainer: Any) -> Finding:
+    """Return that a callback has ended the cut training.
+
+    A loss is about 0 by definition, so by that it ends the whole one too. Rewards and times are others in the cut.
+    """
+    place = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename)) if code else None
+    said = f"{name} stops the training at step {trainer.state.global_step} of the cut"
+    read = [constant for constant in (code.co_consts if code else ()) if isinstance(constant, str)]
+    if "loss" not in read or any("reward" in constant for constant in read):
+        return Finding.not_checked("callback", f"{said}; whether the whole one too is not known", part=name)
+    return Finding.suspected(
+        "callback",
+        f"{said}, by the loss: that of GRPO is about 0 from the first step on, for the advantages of a group add up to "
+        "0, and does not tell how good the model is",
+        "what the loss of the whole training is was not seen",
+        "Stop by the reward, or leave it out.",
+        part=name,
+        place=place,
+    )
+
 
 _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length too
 
@@ -40,8 +69,14 @@ def errors_noted(
         if library and args and args[0] is cut:
             args = (as_given, *args[1:])
         begins = library and name.endswith(".on_train_begin")  # nothing is trained then that a cut could change
+        asked_before = _asks_to_stop(args)
         try:
-            return method(*args, **more)
+            result = method(*args, **more)
+            if not library and _asks_to_stop((result, *args)) and not asked_before:
+                findings.setdefault(name, _stopped(name, getattr(method, "__code__", None), trainer))
+                for control in filter(None, (result, args[2])):
+                    control.should_training_stop = False  # the cut one goes on
+            return result
         except Exception as error:
             place, trace = None, error.__traceback__
             while trace is not None:

@@ -172,6 +172,7 @@ class CutArguments:
         self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: uncut, cut, as made
         self._refused: dict[int, tuple[str, dict[str, Any]]] = {}  # by id: what transformers says, and what undoes it
+        self._late: dict[int, dict[str, Any]] = {}  # by id: what stood there before the script set it after its trainer
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
@@ -194,8 +195,11 @@ class CutArguments:
             return self._as_made(uncut, name, value) if is_cut else value
 
         def written(arguments: Any, name: str, value: Any) -> None:
+            before = vars(arguments).get(name)
             write(arguments, name, value)
             if self._own is not None and self._own.asks(through=_PASS_ON, through_here=False):
+                if id(arguments) in self._with_trainer:
+                    self._late.setdefault(id(arguments), {}).setdefault(name, before)
                 for other, new in self._set_later(arguments, name, value).items():
                     write(arguments, other, new)
 
@@ -308,6 +312,16 @@ class CutArguments:
         uncut, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
         late = {name: getattr(arguments, name) for name in cut if name not in _DERIVED}
         return uncut | {name: value for name, value in late.items() if value != cut[name]}
+
+    def too_late(self, trainer: Any) -> dict[str, Any]:
+        """Return what the script set after the trainer had kept another value, and keeps it: the kept ones, by name."""
+        kept = {"epsilon": "epsilon_low"}  # by another name
+        late = self._late.get(id(self.origin(trainer.args)), {})
+        return {
+            name: before
+            for name, before in late.items()
+            if vars(trainer).get(kept.get(name, name), late) == before != self.uncut(trainer.args).get(name)
+        }
 
     def refused(self, arguments: Any) -> tuple[str, dict[str, Any]]:
         """Return what transformers says of arguments that it does not take as they were given, and what undoes it.
