@@ -644,6 +644,16 @@ def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict
     assert [answer.verdict for answer in beside] == [Verdict.NOT_CHECKED]
 
 
+def test_a_function_of_other_messages_is_no_reader_of_plain_text(tokenizer):
+    """As plain text the empty completion alone raises nothing, and that one reward tells nothing apart."""
+
+    def tool_use(completions, **_):
+        return [0.1 * any(message["role"] == "tool" for message in each) for each in completions]
+
+    (answer,) = judge(tool_use, CHAT, tokenizer)
+    assert answer.verdict is Verdict.NOT_CHECKED
+
+
 def by_prompt(completions, answer, **_):
     return [float(right) / 10 for _, right in zip([text(each) for each in completions], answer)]
 
