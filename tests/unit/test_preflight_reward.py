@@ -654,6 +654,17 @@ def test_a_function_of_other_messages_is_no_reader_of_plain_text(tokenizer):
     assert answer.verdict is Verdict.NOT_CHECKED
 
 
+@pytest.mark.parametrize(("scale", "verdict"), [(1e-3, Verdict.NOT_CHECKED), (1.0, Verdict.FOUND)])
+def test_chance_that_is_small_beside_the_sum_breaks_ties(scale, verdict, tokenizer):
+    """People add it so that no group is flat; as large as the others it drowns them."""
+
+    def noise(completions, **_):
+        return [scale * random.random() for _ in completions]
+
+    answers = [each for each in judge([noise, exact], tokenizer=tokenizer) if each.verdict is not Verdict.HELD]
+    assert [answer.verdict for answer in answers if answer.part == "reward_funcs[0]"] == [verdict]
+
+
 def by_prompt(completions, answer, **_):
     return [float(right) / 10 for _, right in zip([text(each) for each in completions], answer)]
 

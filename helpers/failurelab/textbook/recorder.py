@@ -42,6 +42,7 @@ from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
+_BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
 _IDS = ("inputs", "input_ids", "attention_mask")
 _SCORES = "_generate_and_score_completions"
@@ -709,8 +710,10 @@ class Recorder:
             for batch in batches
             for place, row in enumerate(batch.rows)
         ]
-        if _ambiguous(rows):
-            problems.append("rows of the same tokens got different rewards, and the step trains on a part of them")
+        if _ambiguous(rows, getattr(self.trainer.args, "loss_type", None) in _BY_MICRO_BATCH):
+            problems.append(
+                "rows of the same tokens got different rewards, and which of them is trained on is not known"
+            )
         now = self.trainer.state.global_step
         if any(row.old_logps is None for batch in batches if batch.step != now for row in batch.rows):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
@@ -833,13 +836,17 @@ def _temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
     return None if temperature is None else float(temperature)
 
 
-def _ambiguous(rows: Sequence[Row]) -> bool:
-    """Whether a row that is trained on has the tokens of one that is not, and another reward."""
+def _ambiguous(rows: Sequence[Row], by_micro_batch: bool) -> bool:
+    """Whether a row that is trained on has the tokens of one that is not, and another reward.
+
+    By micro-batch also where both are trained on, in two of these.
+    """
     seen: dict[tuple[Ids, Ids], list[Row]] = {}
     for row in rows:
         seen.setdefault((row.prompt, row.completion), []).append(row)
     return any(
-        len({row.micro is None for row in same}) > 1 and len({(row.batch, row.group, row.rewards) for row in same}) > 1
+        len({row.micro if by_micro_batch else row.micro is None for row in same}) > 1
+        and len({(row.batch, row.group, row.rewards) for row in same}) > 1
         for same in seen.values()
     )
 
