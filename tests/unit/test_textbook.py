@@ -668,6 +668,8 @@ FEW = {"per_device_train_batch_size": 2 if before("0.15") else 8}  # 16 completi
 AGAIN = {"num_iterations": 2, "max_steps": 2, "learning_rate": 1e-3}
 SHORT = {"per_device_train_batch_size": 4, "max_completion_length": 3}
 FOUR = {"gradient_accumulation_steps": 4}  # micro-batches
+
+
 def adding(term, weight=1.0):
     """Return a trainer whose loss is the library's times a weight, and a term of its own."""
 
