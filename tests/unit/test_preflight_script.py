@@ -138,6 +138,7 @@ def test_a_reward_model_that_is_a_language_model_is_told(given, kind, elsewhere,
     loads = []
     with built_small(loads):
         model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)  # and nobody keeps it
     if elsewhere == "by hand":
         model.score.load_state_dict({"weight": torch.ones_like(model.score.weight)})
     trainer = types.SimpleNamespace(**{given: [model] if given == "reward_funcs" else model})

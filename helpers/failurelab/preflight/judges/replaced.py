@@ -197,7 +197,8 @@ class OverrideJudge:
                 why = "whether it was meant to change something is not known"
                 yield Finding.suspected(OVERRIDE, said, why, repair, part=name, place=place)
             else:
-                yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
+                asked = f"{said} in this run ({place}). Does it act under a condition alone?"
+                yield Finding.not_checked(OVERRIDE, asked, part=name)
 
 
 def _by_name(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

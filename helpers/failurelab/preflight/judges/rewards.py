@@ -76,9 +76,9 @@ def _without_a_head(training: Training) -> Iterator[Finding]:
     models["reward_model"] = getattr(training.trainer, "reward_model", None)
     for part, model in models.items():
         loads = [load for load in training.loads if load.model is not None and load.model() is model]
-        if not loads or has_adapter(model) or id(model) in training.trained_elsewhere:
+        if not loads or loads[0].head is None or loads[0].head != score_head(model):  # none, or written to since
             continue
-        if loads[0].head is None or loads[0].head != score_head(model):  # none, or written to since
+        if has_adapter(model) or id(model) in training.trained_elsewhere:
             continue
         kinds = getattr(loads[0].config, "architectures", None) or ()
         if kinds and all(kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for kind in kinds):

@@ -289,7 +289,8 @@ class StepJudge(TrainerCallback):
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
             if failure == "F21" and report.apart and self._cancels_size():  # a run that learns as it would
-                self.training.notes.append(f"F21: {said}; {why}. {repair}")
+                times = f"this release's own trainer makes a gradient {report.apart.size:.3g} times the textbook's"
+                self.training.notes.append(f"F21: {times} ({report.line}); {why}. {repair}")
                 planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
                 yield Finding.held(
                     "F21", f"step {report.step}: cosine {report.apart.cosine:+.4f}, {why}", "; ".join(planted)
