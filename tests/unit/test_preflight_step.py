@@ -86,9 +86,17 @@ def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model
 
 
 @pytest.mark.skipif(not hasattr(trl.GRPOTrainer, "_compute_loss"), reason="this release has no such method")
-@pytest.mark.parametrize(("by_row", "verdict"), [(True, Verdict.NOT_CHECKED), (False, Verdict.FOUND)])
-def test_a_published_loss_by_hand_is_a_question(by_row, verdict, model, tokenizer, tmp_path):
-    """The mean of each completion's mean is GRPO's own; that by a micro-batch's tokens is a known mistake."""
+@pytest.mark.parametrize(
+    ("asked", "whole", "verdict"),
+    [
+        ("dapo", lambda loss, mask: (loss.sum(1) / mask.sum(1)).mean(), Verdict.NOT_CHECKED),
+        ("grpo", lambda loss, mask: loss.sum() / mask.sum(), Verdict.NOT_CHECKED),
+        ("grpo", lambda loss, mask: (loss[:, 1:].sum(1) / mask.sum(1)).mean(), Verdict.FOUND),
+    ],
+    ids=["by completion", "by token", "without a token"],
+)
+def test_a_published_loss_by_hand_is_a_question(asked, whole, verdict, model, tokenizer, tmp_path):
+    """People write it in a subclass whatever `loss_type` says, as before that option was there."""
 
     class ByHand(trl.GRPOTrainer):
         def _compute_loss(self, model, inputs):
@@ -97,11 +105,9 @@ def test_a_published_loss_by_hand_is_a_question(by_row, verdict, model, tokenize
             logits = model(torch.cat([inputs["prompt_ids"], ids], 1), attention_mask=attended).logits
             logps = logits[:, -ids.shape[1] - 1 : -1].log_softmax(-1).gather(-1, ids[..., None])[..., 0]
             loss = -(logps - logps.detach()).exp() * inputs["advantages"][:, None] * mask
-            loss = (loss.sum(1) / mask.sum(1)).mean() if by_row else loss.sum() / mask.sum()
-            return loss / self.args.gradient_accumulation_steps
+            return whole(loss, mask) / self.args.gradient_accumulation_steps
 
-    made = trainer(model, tokenizer, tmp_path, kind=ByHand, loss_type="dapo" if by_row else "grpo", beta=0.0)
-    answer = judge(made)["F21"]
+    answer = judge(trainer(model, tokenizer, tmp_path, kind=ByHand, loss_type=asked, beta=0.0))["F21"]
     assert answer.verdict is verdict, answer
 
 

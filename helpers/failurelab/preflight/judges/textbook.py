@@ -81,7 +81,6 @@ _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, bet
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
 _CONSTANT = "constant factor"
 _LOSSES = ("_compute_loss", "compute_loss")
-_MEANT = ("grpo", "dr_grpo", "luspo")  # losses that people write by hand, whatever `loss_type` says
 _LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
 _FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = (
@@ -487,12 +486,12 @@ def _reshaped(report: textbook.Comparison, own: Sequence[WithoutMethod]) -> str:
 def _other_loss(report: textbook.Comparison, own: Sequence[WithoutMethod], args: Any) -> str:
     """Return that a loss of the script's own is one that was published, beside what the arguments say; else nothing.
 
-    One that is divided by the tokens of a micro-batch is not taken for BNPO: that mistake is made too.
+    Where DAPO is asked for, one that is divided by the tokens of a micro-batch is a known mistake.
     """
     method = next((each for each in own if each.name in _LOSSES and "super" not in _code(each).co_names), None)
-    if method is None or report.named != "loss_type" or report.line not in _MEANT:
-        return ""
     asked = getattr(args, "loss_type", "of another kind")
+    if method is None or report.named != "loss_type" or (report.line == "bnpo" and asked in ("dapo", "cispo")):
+        return ""
     return (
         f"{method.kind.__name__}.{method.name} computes a loss of its own, whose gradient is that of "
         f"loss_type={report.line!r}, and the arguments' is {asked}. Is that meant?"
