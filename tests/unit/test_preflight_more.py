@@ -615,6 +615,18 @@ def test_a_trainer_may_call_its_reward_functions_in_its_own_way(called):
     assert len(paid) in (1, 2) and given.called == {0} and set(given.reward_inputs) == {"prompts", "completions"}
 
 
+@pytest.mark.parametrize("drawn", ["aabcdddd", "aaaabbbb"])
+def test_equal_completions_of_a_prompt_get_one_reward(drawn):
+    """As functions pay: which of two equal ones a micro-batch trains on cannot be seen, and BNPO weighs by that."""
+    given = Training(types.SimpleNamespace(reward_funcs=[none_is_right], num_generations=4), {})
+    with rewards.differing_rewards(given):
+        paid = given.trainer.reward_funcs[0](completions=list(drawn))
+    if drawn == "aabcdddd":
+        assert paid[0] == paid[1] and len(set(paid[:4])) == 3 and len(set(paid[4:])) == 1
+    else:
+        assert len(set(paid)) > 2  # else there would be no gradient
+
+
 def right_sums(completions, prompts, **_):
     return [float(completion.strip() == str(eval(prompt[:-1]))) for completion, prompt in zip(completions, prompts)]
 

@@ -655,6 +655,27 @@ def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict
     assert [answer.verdict for answer in beside] == [Verdict.NOT_CHECKED]
 
 
+def test_a_function_of_other_messages_is_no_reader_of_plain_text(tokenizer):
+    """As plain text the empty completion alone raises nothing, and that one reward tells nothing apart."""
+
+    def tool_use(completions, **_):
+        return [0.1 * any(message["role"] == "tool" for message in each) for each in completions]
+
+    (answer,) = judge(tool_use, CHAT, tokenizer)
+    assert answer.verdict is Verdict.NOT_CHECKED
+
+
+@pytest.mark.parametrize(("scale", "verdict"), [(1e-3, Verdict.NOT_CHECKED), (1.0, Verdict.FOUND)])
+def test_chance_that_is_small_beside_the_sum_breaks_ties(scale, verdict, tokenizer):
+    """People add it so that no group is flat; as large as the others it drowns them."""
+
+    def noise(completions, **_):
+        return [scale * random.random() for _ in completions]
+
+    answers = [each for each in judge([noise, exact], tokenizer=tokenizer) if each.verdict is not Verdict.HELD]
+    assert [answer.verdict for answer in answers if answer.part == "reward_funcs[0]"] == [verdict]
+
+
 def by_prompt(completions, answer, **_):
     return [float(right) / 10 for _, right in zip([text(each) for each in completions], answer)]
 

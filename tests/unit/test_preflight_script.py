@@ -124,6 +124,7 @@ def test_a_model_that_generates_nothing_is_built_too(kind, checkpoint):
     [
         ("Qwen2ForCausalLM", False, True),
         ("Qwen2ForCausalLM", True, False),  # as where a RewardTrainer comes first
+        ("Qwen2ForCausalLM", "by hand", False),  # a loop of its own, or a head that is loaded
         ("Qwen2ForSequenceClassification", False, False),
         (None, False, False),
     ],
@@ -137,8 +138,11 @@ def test_a_reward_model_that_is_a_language_model_is_told(given, kind, elsewhere,
     loads = []
     with built_small(loads):
         model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)  # and nobody keeps it
+    if elsewhere == "by hand":
+        model.score.load_state_dict({"weight": torch.ones_like(model.score.weight)})
     trainer = types.SimpleNamespace(**{given: [model] if given == "reward_funcs" else model})
-    training = Training(trainer, {}, loads=loads, trained_elsewhere={id(model)} if elsewhere else set())
+    training = Training(trainer, {}, loads=loads, trained_elsewhere={id(model)} if elsewhere is True else set())
     answers = [answer for answer in judge_rewards(training) if answer.fault == "head"]
     assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * accused
 

@@ -61,10 +61,11 @@ def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokeniz
     ("change", "verdict"),
     [
         (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
+        (lambda own: own * 1.75, Verdict.NOT_CHECKED),
         (lambda own: own.roll(1), Verdict.FOUND),
         (lambda own: own.abs(), Verdict.FOUND),
     ],
-    ids=["bounded and scaled", "other rows'", "without a sign"],
+    ids=["bounded and scaled", "all scaled", "other rows'", "without a sign"],
 )
 def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
     """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""
@@ -83,6 +84,32 @@ def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model
 
     kind = Reshaped if hasattr(trl.GRPOTrainer, "_generate_and_score_completions") else OfOneMethod
     assert judge(trainer(model, tokenizer, tmp_path, kind=kind))["F21"].verdict is verdict
+
+
+@pytest.mark.skipif(not hasattr(trl.GRPOTrainer, "_compute_loss"), reason="this release has no such method")
+@pytest.mark.parametrize(
+    ("asked", "whole", "verdict"),
+    [
+        ("dapo", lambda loss, mask: (loss.sum(1) / mask.sum(1)).mean(), Verdict.NOT_CHECKED),
+        ("grpo", lambda loss, mask: loss.sum() / mask.sum(), Verdict.NOT_CHECKED),
+        ("grpo", lambda loss, mask: (loss[:, 1:].sum(1) / mask.sum(1)).mean(), Verdict.FOUND),
+    ],
+    ids=["by completion", "by token", "without a token"],
+)
+def test_a_published_loss_by_hand_is_a_question(asked, whole, verdict, model, tokenizer, tmp_path):
+    """People write it in a subclass whatever `loss_type` says, as before that option was there."""
+
+    class ByHand(trl.GRPOTrainer):
+        def _compute_loss(self, model, inputs):
+            ids, mask = inputs["completion_ids"], inputs["completion_mask"]
+            attended = torch.cat([inputs["prompt_mask"], mask], 1)
+            logits = model(torch.cat([inputs["prompt_ids"], ids], 1), attention_mask=attended).logits
+            logps = logits[:, -ids.shape[1] - 1 : -1].log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+            loss = -(logps - logps.detach()).exp() * inputs["advantages"][:, None] * mask
+            return whole(loss, mask) / self.args.gradient_accumulation_steps
+
+    answer = judge(trainer(model, tokenizer, tmp_path, kind=ByHand, loss_type=asked, beta=0.0))["F21"]
+    assert answer.verdict is verdict, answer
 
 
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):

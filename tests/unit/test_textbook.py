@@ -668,6 +668,30 @@ FEW = {"per_device_train_batch_size": 2 if before("0.15") else 8}  # 16 completi
 AGAIN = {"num_iterations": 2, "max_steps": 2, "learning_rate": 1e-3}
 SHORT = {"per_device_train_batch_size": 4, "max_completion_length": 3}
 FOUR = {"gradient_accumulation_steps": 4}  # micro-batches
+
+
+def adding(term, weight=1.0):
+    """Return a trainer whose loss is the library's times a weight, and a term of its own."""
+
+    class Adding(trl.GRPOTrainer):
+        def compute_loss(self, model, *rest, **options):
+            return weight * super().compute_loss(model, *rest, **options) + term(model)
+
+    return Adding
+
+
+def decay(model):
+    return 0.05 * sum(each.pow(2).sum() for each in model.parameters())
+
+
+def test_a_term_that_a_script_adds_to_the_loss_is_asked_about(make):
+    """An entropy bonus, a penalty, the loss of an answer: the library's part is listened to, and is the textbook's."""
+    report = compare(make(kind=adding(decay), **FEW))
+    assert report.verdict == "NOT CHECKED" and "adds a term" in report.reason, report
+    for wrong in (adding(decay, weight=-1.0), adding(lambda _: 0.0, weight=2.0)):
+        assert compare(make(kind=wrong, **FEW)).verdict == "FOUND"
+
+
 halve = None if before("1.10") else planted(loss=lambda loss: loss / 2)
 MISTAKES = [
     (planted(loss=lambda loss: loss / 1e4), {}, "constant factor", "0"),

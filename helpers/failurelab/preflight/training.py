@@ -2,11 +2,18 @@
 
 import ast
 import dataclasses
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from failurelab.preflight.script_text import holds_line, location
 from failurelab.rewards.table import RewardTable
+
+
+def score_head(model: Any) -> tuple[int, int] | None:
+    """Return which tensor a model's head for scores is, and how often it was written to; None where it has none."""
+    weight = getattr(getattr(model, "score", None), "weight", None)
+    return None if weight is None else (id(weight), weight._version)
 
 
 @dataclasses.dataclass
@@ -24,6 +31,7 @@ class Load:
         early: whether no process knew its device yet: `torch.cuda.current_device()` is 0 in each of them then.
         small: whether the model was cut.
         model: a weak reference to the model that came of it.
+        head: which tensor its head for scores was then, and how often that was written to; see `score_head`.
     """
 
     name: str
@@ -36,6 +44,11 @@ class Load:
     early: bool = False
     small: bool = True
     model: Any = None
+    head: tuple[int, int] | None = None
+
+    def came(self, model: Any) -> None:
+        """Note the model that came of it."""
+        self.model, self.head = weakref.ref(model), score_head(model)
 
 
 @dataclasses.dataclass(frozen=True)

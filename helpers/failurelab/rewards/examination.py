@@ -102,11 +102,12 @@ class Examination:
         With `is_right` it must pay right answers more.
         """
         some = self.completions if some is None else some
-        values = self.ask(some, **options).values
+        reply = self.ask(some, **options)
+        values, left = reply.values, [n for n in range(len(some)) if n not in reply.raised]
         more, less, _ = self.compare(some, values)
         if more and not less:
             return f"a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}"
-        apart = len(values) == len(some) and not figures.is_flat(some, values)
+        apart = len(values) == len(some) and not figures.is_flat([some[n] for n in left], [values[n] for n in left])
         return f"it gives {figures.span(values)}" if apart and not is_right else ""
 
     def found(self, fault: str, evidence: str, repair: str, tried: str = "", failure: str = "F14", **more: Any) -> Flag:

@@ -62,6 +62,12 @@ def value(rewards: Rewards) -> str:
     return f"{values[0]:g}" if len(values) == 1 else f"one number for each prompt ({span(values)})"
 
 
+def width(rewards: Rewards) -> float:
+    """Return the most less the least."""
+    numbers = [reward for reward in rewards if reward is not None]
+    return max(numbers, default=0.0) - min(numbers, default=0.0)
+
+
 def span(rewards: Rewards) -> str:
     """Return the least and the most: `0 to 1`."""
     numbers = [reward for reward in rewards if reward is not None]

@@ -19,6 +19,7 @@ from failurelab.rewards.table import Flag, quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
 _CALL = 8  # completions of a call that are all the same
+_NOISE = 0.05  # of what all functions pay together: chance against ties is no larger
 _LET_IT_DEPEND = "Let the reward depend on the completion."
 
 
@@ -168,6 +169,8 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
         return _why_equal(x, reads)
     if not reads:
         said = f"{x.key} never reads the completions, and gives them different rewards ({figures.span(x.rewards)})"
+        if abs(x.weight) * figures.width(x.rewards) < _NOISE * figures.width(totals or ()):
+            return x.not_checked(f"{said}: chance, small beside what all functions pay ({figures.span(totals or ())})")
         return x.found("chance", f"{said}: every advantage is chance", _LET_IT_DEPEND)
     more, less, rows_less = x.pairs
     blind = not more and not (less and x.asks_reference)

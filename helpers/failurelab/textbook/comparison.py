@@ -184,7 +184,10 @@ def compare_step(
             with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
-                report = comparer.compare(searched, planted, variants or {})
+                added = _added(trainer, evidence, definition)
+                report = comparer.compare(searched and not added, planted, variants or {})
+                if report.verdict == "FOUND" and added:
+                    report = Comparison("NOT CHECKED", added)
     except OutOfMemory as error:
         report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
     except (ValueError, RanksApart) as error:  # what the definition needs is not there
@@ -197,6 +200,20 @@ def compare_step(
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
         report = dataclasses.replace(report, verdict="FOUND", named=names[0], reason=reason)
     return dataclasses.replace(report, step=trainer.state.global_step + 1, texts=evidence.texts)
+
+
+def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> str:
+    """Return what the script adds to a library's loss that is the textbook's; empty where it is not so."""
+    if not evidence.part:
+        return ""
+    alone = _Comparer(trainer, dataclasses.replace(evidence, gradient=evidence.part), definition)
+    if alone.compare(False, False, {}).verdict != "HELD":
+        return ""
+    term = {name: gradient - evidence.part[name] for name, gradient in evidence.gradient.items()}
+    return (
+        f"the script's own loss adds a term to the library's, whose gradient is {norm(term) / norm(evidence.part):.2g} "
+        "times as long as the library's, which alone is the textbook's. Is that term meant? Its sign is not judged"
+    )
 
 
 class _Comparer:

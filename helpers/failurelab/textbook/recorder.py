@@ -24,6 +24,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import nn
@@ -42,9 +43,11 @@ from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
+_BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
 _IDS = ("inputs", "input_ids", "attention_mask")
 _SCORES = "_generate_and_score_completions"
+_LIBRARIES = ("trl", "transformers")
 _SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
 
 
@@ -74,6 +77,8 @@ class Evidence:
         random: of several processes, a number for the state of the generator before each draw.
         not_seen: what was taken at its word, a line each.
         ranks: this process among those that train together.
+        part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
+            trainer something else; None where it is not known.
     """
 
     rows: list[Row]
@@ -85,6 +90,7 @@ class Evidence:
     random: list[int] = dataclasses.field(default_factory=list)
     not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
+    part: Gradient | None = None
 
 
 @dataclasses.dataclass
@@ -155,6 +161,7 @@ class Recorder:
         self._again = self._unknown = self._left = self._moved = 0
         self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
+        self._part: Gradient | None = None
         self._problems: list[str] = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
@@ -182,6 +189,7 @@ class Recorder:
             stack.enter_context(wrap_method(trainer, _SCORES, self._score, "textbook: whose code compares rewards"))
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
+        stack.enter_context(self._library_loss_heard())
         stack.enter_context(
             wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
         )
@@ -450,6 +458,40 @@ class Recorder:
             self._safely(self._record_micro, kwargs.get("inputs", args[1] if len(args) > 1 else None), known)
         return result
 
+    def _library_loss_heard(self) -> contextlib.AbstractContextManager[Any]:
+        """Listen to the library's loss of this trainer, inside, where a class of the script's own overrides it."""
+        kinds = type(self.trainer).__mro__
+        name = "_compute_loss" if hasattr(self.trainer, "_compute_loss") else "compute_loss"
+        library = next(kind for kind in kinds if name in vars(kind) and kind.__module__.partition(".")[0] in _LIBRARIES)
+        own = kinds[: kinds.index(library)]
+        if several() or not any(each in vars(kind) for kind in own for each in ("compute_loss", "_compute_loss")):
+            return contextlib.nullcontext()
+        method = vars(library)[name]
+
+        @functools.wraps(method)
+        def listened(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            loss = method(trainer, *args, **kwargs)
+            if trainer is self.trainer and self._listens and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                with contextlib.suppress(RuntimeError):  # reentrant checkpoints allow no pass for chosen tensors
+                    self._keep_part(loss)
+            return loss
+
+        return mock.patch.object(library, name, listened)
+
+    def _keep_part(self, loss: torch.Tensor) -> None:
+        """Add a loss's own gradient to the part, with the weight that the backward pass will give to that loss."""
+        if not self.wanted(self.trainer.state.global_step + 1):
+            return
+        trained = {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
+        found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+        part = self._part = self._part or {name: torch.zeros_like(each).float() for name, each in trained.items()}
+
+        def weigh(weight: torch.Tensor) -> None:
+            for name, gradient in zip(trained, found):
+                part[name] += 0 if gradient is None else weight * gradient
+
+        loss.register_hook(weigh)
+
     def _record_micro(self, inputs: Any, known: int) -> None:
         """Find the rows that a micro-batch trains on, by the ids that compute_loss was given.
 
@@ -709,8 +751,10 @@ class Recorder:
             for batch in batches
             for place, row in enumerate(batch.rows)
         ]
-        if _ambiguous(rows):
-            problems.append("rows of the same tokens got different rewards, and the step trains on a part of them")
+        if _ambiguous(rows, getattr(self.trainer.args, "loss_type", None) in _BY_MICRO_BATCH):
+            problems.append(
+                "rows of the same tokens got different rewards, and which of them is trained on is not known"
+            )
         now = self.trainer.state.global_step
         if any(row.old_logps is None for batch in batches if batch.step != now for row in batch.rows):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
@@ -729,7 +773,8 @@ class Recorder:
         temperature = next(iter(temperatures), None)
         random = [batch.random for batch in batches]
         given = problems, wrong, said, temperature, random, self._not_seen, self.ranks
-        return Evidence(rows, gradient, *given)
+        part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
+        return Evidence(rows, gradient, *given, part)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -833,13 +878,17 @@ def _temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
     return None if temperature is None else float(temperature)
 
 
-def _ambiguous(rows: Sequence[Row]) -> bool:
-    """Whether a row that is trained on has the tokens of one that is not, and another reward."""
+def _ambiguous(rows: Sequence[Row], by_micro_batch: bool) -> bool:
+    """Whether a row that is trained on has the tokens of one that is not, and another reward.
+
+    By micro-batch also where both are trained on, in two of these.
+    """
     seen: dict[tuple[Ids, Ids], list[Row]] = {}
     for row in rows:
         seen.setdefault((row.prompt, row.completion), []).append(row)
     return any(
-        len({row.micro is None for row in same}) > 1 and len({(row.batch, row.group, row.rewards) for row in same}) > 1
+        len({row.micro if by_micro_batch else row.micro is None for row in same}) > 1
+        and len({(row.batch, row.group, row.rewards) for row in same}) > 1
         for same in seen.values()
     )
 

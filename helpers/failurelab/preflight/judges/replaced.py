@@ -222,7 +222,8 @@ class OverrideJudge:
                 why = "whether it was meant to change something is not known"
                 yield Finding.suspected(OVERRIDE, said, why, repair, part=name, place=place)
             else:
-                yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
+                asked = f"{said} in this run ({place}). Does it act under a condition alone?"
+                yield Finding.not_checked(OVERRIDE, asked, part=name)
 
 
 _NEAR, _SAME_RELEASE = 0.7, 0.9  # of a name to another one: where a release had it, and where none did

@@ -16,7 +16,7 @@ from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
-from failurelab.preflight.training import Training
+from failurelab.preflight.training import Training, score_head
 from failurelab.rewards import forms, references, signature, survey
 from failurelab.rewards.inputs import OWN, Inputs
 from failurelab.rewards.table import Flag
@@ -69,15 +69,17 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
 def _without_a_head(training: Training) -> Iterator[Finding]:
     """Tell reward models whose checkpoint, by its own configuration, is a language model's: a random head scores then.
 
-    transformers warns of it once ("newly initialized: score.weight"). A model that the script trains first is left
-    out, and so is one with an adapter, which may hold the head.
+    transformers warns of it once ("newly initialized: score.weight"). A model whose head the script trains or loads
+    first is left out, and so is one with an adapter, which may hold the head.
     """
     given = getattr(training.trainer, "reward_funcs", None)
     models = {f"reward_funcs[{place}]": each for place, each in enumerate(given if isinstance(given, list) else ())}
     models["reward_model"] = getattr(training.trainer, "reward_model", None)
     for part, model in models.items():
         loads = [load for load in training.loads if load.model is not None and load.model() is model]
-        if not loads or not hasattr(model, "score") or has_adapter(model) or id(model) in training.trained_elsewhere:
+        if not loads or loads[0].head is None or loads[0].head != score_head(model):  # none, or written to since
+            continue
+        if has_adapter(model) or id(model) in training.trained_elsewhere:
             continue
         kinds = getattr(loads[0].config, "architectures", None) or ()
         if kinds and all(kind.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for kind in kinds):

@@ -16,6 +16,7 @@ import functools
 import importlib.metadata
 import inspect
 import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -79,6 +80,8 @@ _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  #
 _LIBRARIES = ("trl", "transformers", "builtins")
 _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
+_CONSTANT = "constant factor"
+_LOSSES = ("_compute_loss", "compute_loss")
 _LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
 _FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = (
@@ -278,8 +281,8 @@ class StepJudge(TrainerCallback):
         if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
-        if reshaped := _reshaped(report, own):
-            yield Finding.not_checked("F21", reshaped)
+        if meant := _reshaped(report, own) or _other_loss(report, own, self.trainer.args):
+            yield Finding.not_checked("F21", meant)
             return
         where = self._where
         if self.replaced:
@@ -297,7 +300,8 @@ class StepJudge(TrainerCallback):
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
             if failure == "F21" and report.apart and self._cancels_size():  # a run that learns as it would
-                self.training.notes.append(f"F21: {said}; {why}. {repair}")
+                times = f"this release's own trainer makes a gradient {report.apart.size:.3g} times the textbook's"
+                self.training.notes.append(f"F21: {times} ({report.line}); {why}. {repair}")
                 planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
                 yield Finding.held(
                     "F21", f"step {report.step}: cosine {report.apart.cosine:+.4f}, {why}", "; ".join(planted)
@@ -467,11 +471,17 @@ def _reshaped(report: textbook.Comparison, own: Sequence[WithoutMethod]) -> str:
     wrong sign) changes one of these.
     """
     method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
-    if method is None or report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+    if method is None or "super" not in _code(method).co_names or "advantages" not in _code(method).co_consts:
         return ""
-    code = vars(method.kind)[method.name].__code__
+    if report.named == _CONSTANT and report.apart:
+        return (
+            f"{method.kind.__name__}.{method.name} gives rows {report.apart.size:.3g} times the trainer's advantages; "
+            "the direction of the gradient is the textbook's. Is that meant?"
+        )
+    if report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+        return ""
     weights = sorted(report.solved[0].weights, key=lambda weight: weight.expected)
-    if "super" not in code.co_names or "advantages" not in code.co_consts or not all(each.rows for each in weights):
+    if not all(each.rows for each in weights):
         return ""
     scale = max(abs(each.solved) for each in weights)
     ordered = all(one.solved <= other.solved + _LEFT_OVER * scale for one, other in itertools.pairwise(weights))
@@ -483,6 +493,26 @@ def _reshaped(report: textbook.Comparison, own: Sequence[WithoutMethod]) -> str:
         f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign and order; with them the gradient is the "
         "textbook's. Is that meant?"
     )
+
+
+def _other_loss(report: textbook.Comparison, own: Sequence[WithoutMethod], args: Any) -> str:
+    """Return that a loss of the script's own is one that was published, beside what the arguments say; else nothing.
+
+    Where DAPO is asked for, one that is divided by the tokens of a micro-batch is a known mistake.
+    """
+    method = next((each for each in own if each.name in _LOSSES and "super" not in _code(each).co_names), None)
+    asked = getattr(args, "loss_type", "of another kind")
+    if method is None or report.named != "loss_type" or (report.line == "bnpo" and asked in ("dapo", "cispo")):
+        return ""
+    return (
+        f"{method.kind.__name__}.{method.name} computes a loss of its own, whose gradient is that of "
+        f"loss_type={report.line!r}, and the arguments' is {asked}. Is that meant?"
+    )
+
+
+def _code(method: WithoutMethod) -> types.CodeType:
+    code: types.CodeType = vars(method.kind)[method.name].__code__
+    return code
 
 
 def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutPatches:

@@ -10,7 +10,6 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import re
-import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -143,7 +142,7 @@ def built_small(
             call.options["device_map"] = mapped.device_map(load.device_map)
         if real:
             model = call.load()
-            load.model = weakref.ref(model)
+            load.came(model)
             return model
         if not load.small:
             call.arguments, call.config = (), _without_quantization(config)
@@ -412,7 +411,7 @@ def _generation_config(name: Any, options: dict[str, Any]) -> Any:
 def _marked(model: Any, load: Load) -> Any:
     """Return the model as it looks after that load to trl and peft: its name, and what a quantized one freezes."""
     model.name_or_path = model.config._name_or_path = load.name
-    load.model = weakref.ref(model)
+    load.came(model)
     if load.bits:
         setattr(model, f"is_loaded_in_{load.bits}bit", True)
         head = model.get_output_embeddings()

@@ -50,10 +50,21 @@ def _stand_in(function: Any, training: Training, generations: int, number: int) 
         training.handed.setdefault(number, given)
         if training.reward_inputs is None:
             training.reward_inputs = given
-        return substitute_rewards(len(given["completions"]), generations, number)
+        return _same_for_same(substitute_rewards(len(given["completions"]), generations, number), given, generations)
 
     stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
     return stand_in
+
+
+def _same_for_same(rewards: list[float], given: dict[str, Any], generations: int) -> list[float]:
+    """Give equal completions of a prompt one reward, as functions do: which of them is trained on cannot be seen.
+
+    Where all completions of each prompt are equal, rewards stay as they are, for there would be no gradient.
+    """
+    keys = [(place // generations, repr(each)) for place, each in enumerate(given["completions"])]
+    first: dict[tuple[int, str], float] = {}
+    same = [first.setdefault(key, reward) for key, reward in zip(keys, rewards)]
+    return same if len(first) > len({group for group, _ in first}) else rewards
 
 
 def _vary(generations: int, number: int, module: Callable[..., Any], args: tuple, output: Any) -> Any:
