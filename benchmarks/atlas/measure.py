@@ -346,6 +346,19 @@ def judge_warnings(figures: list[list[Record]]) -> Record:
     return {"state": NONE, "said": ", ".join(counts)}
 
 
+def judge_adapter(figures: list[list[Record]]) -> Record:
+    """Return whether training leaves a loaded adapter as it was, in silence or with the error that says so."""
+    if ended := _ended(figures):
+        return ended
+    run = figures[0][0]
+    said = f"{run['trainable']} of {run['tensors']} tensors of the adapter are trainable, {run['changed']} changed"
+    if "element 0 of tensors does not require grad" in run["ends"]:
+        return {"state": LOUD, "failure": "F2", "said": f"{said}; training ends in {run['ends']}"}
+    if run["ends"]:
+        return {"state": COULD_NOT_RUN, "said": run["ends"]}
+    return {"state": NONE, "said": said} if run["changed"] else {"state": SILENT, "failure": "F23", "said": said}
+
+
 JUDGES = {
     "memory": judge_memory,
     "rollouts": judge_rollouts,
@@ -353,6 +366,7 @@ JUDGES = {
     "evaluation": judge_partitions,
     "tools": judge_calls,
     "warnings": judge_warnings,
+    "adapter": judge_adapter,
 }
 
 

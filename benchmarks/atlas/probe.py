@@ -88,7 +88,7 @@ parser.add_argument("--model", default="plain")  # frozen, lora, wrapped, ..., a
 parser.add_argument("--checkpointing", choices=sorted(CHECKPOINTING), default="off")
 parser.add_argument("--lengths", choices=LENGTHS, default="mixed")
 parser.add_argument("--prompts", choices=("messages", "text"), default="messages")
-MEASURED = ("memory", "rollouts", "zero3", "evaluation", "tools", "warnings")
+MEASURED = ("memory", "rollouts", "zero3", "evaluation", "tools", "warnings", "adapter")
 parser.add_argument("--measure", choices=MEASURED, help="what is measured here, and written into --says")
 parser.add_argument("--says", type=pathlib.Path, help="a file for what was measured here, a line of JSON each time")
 parser.add_argument("--defaults", help="write what each configuration's fields are by default into this file, and end")
@@ -321,6 +321,19 @@ def count_warnings():
         say(**counts)
 
 
+def follow_adapter():
+    """Train, and say how many tensors of the adapter a step may change, and how many were; or what training ends in."""
+    tensors = {name: tensor for name, tensor in policy().named_parameters() if "lora_" in name}
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    trainable, ends = sum(tensor.requires_grad for tensor in tensors.values()), ""
+    try:
+        trainer.train()
+    except Exception as error:
+        ends = f"{type(error).__name__}: {error}"
+    changed = sum(not torch.equal(before[name], tensor) for name, tensor in tensors.items())
+    say(tensors=len(tensors), trainable=trainable, changed=changed, ends=ends)
+
+
 def train_in_partitions():
     """Train under ZeRO-3, after an evaluation where that is asked; note the hooks that are on in each generation."""
     from failurelab import zero3
@@ -385,5 +398,7 @@ if asked.measure in ("zero3", "evaluation"):
     train_in_partitions()
 elif asked.measure == "warnings":
     count_warnings()
+elif asked.measure == "adapter":
+    follow_adapter()
 else:
     trainer.train()

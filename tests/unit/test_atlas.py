@@ -480,6 +480,30 @@ def test_a_call_of_a_tool_that_is_encoded_again():
     assert measure.judge_calls([[{"error": "NOT THERE: tools in GRPOTrainer"}]])["state"] == "not there"
 
 
+@pytest.mark.parametrize(
+    ("run", "state", "failure"),
+    [
+        ({"trainable": 0, "changed": 0, "ends": ""}, "silent", "F23"),
+        (
+            {
+                "trainable": 0,
+                "changed": 0,
+                "ends": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn",
+            },
+            "loud",
+            "F2",
+        ),
+        ({"trainable": 8, "changed": 8, "ends": ""}, "no failure", None),
+        ({"trainable": 0, "changed": 0, "ends": "TypeError: of another kind"}, "could not run", None),
+    ],
+)
+def test_an_adapter_that_is_loaded_frozen_is_silent_or_loud(run, state, failure):
+    """By a training, not by what preflight says, which makes no backward pass that would end in an error."""
+    record = measure.judge_adapter([[{"tensors": 8, **run}]])
+    assert (record["state"], record.get("failure")) == (state, failure)
+    assert measure.judge_adapter([[{"error": "NOT THERE: GRPOTrainer"}]])["state"] == "not there"
+
+
 def test_a_release_that_is_spared_has_no_failure():
     answer = Answer(findings=[Finding.not_applicable("F9", "the adapter is trained in float32")])
     assert measure.judge(answer, ["F9"], spared="in float32")["state"] == "no failure"
