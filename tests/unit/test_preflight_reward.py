@@ -1121,6 +1121,43 @@ def test_numbers_that_a_function_compares_on_one_side_or_reads_in_part(function,
     assert told == [fault] * bool(fault)
 
 
+ALL = [str(a + b) for a in range(20) for b in range(20)]  # the answers to a dataset's rows, in its order
+SET = datasets.Dataset.from_dict({"answer": ALL})
+BY_PROMPT = dict(zip(PLAIN["prompt"], PLAIN["answer"]))
+
+
+def by_place(completions, answer, **_):
+    return [float(text(completion).strip() == right) for completion, right in zip(completions, ALL)]
+
+
+def by_row(completions, **_):
+    return [float(f"<answer>{SET[place]['answer']}</answer>" in text(each)) for place, each in enumerate(completions)]
+
+
+def by_key(completions, prompts, **_):
+    return [float(text(each) == BY_PROMPT[prompt]) for prompt, each in zip(prompts, completions)]
+
+
+def by_words(completions, answer, **_):
+    return [float(text(each) == right) + 0.1 * (text(each) in ALL[:8]) for each, right in zip(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "fault"),
+    [
+        (by_place, PLAIN, "own list"),
+        (by_place, CHAT, "own list"),
+        (by_row, told(R1), "own list"),
+        (by_key, PLAIN, ""),
+        (by_words, PLAIN, ""),
+    ],
+)
+def test_a_list_of_its_own_is_no_column(function, rows, fault, tokenizer):
+    """A call holds some rows of the dataset, each several times, so its places are not those of the list."""
+    told = [(answer.failure, answer.fault) for answer in judge(function, rows, tokenizer) if answer.accuses]
+    assert told == [("F14", fault)] * bool(fault)
+
+
 def judged(pattern):
     """Return a reward that reads what a model says of a completion; here a text of its own stands for the model."""
 

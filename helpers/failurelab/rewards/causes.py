@@ -13,12 +13,14 @@ from typing import Any
 
 from failurelab.rewards import asking, figures, forms, patterns, references, signature
 from failurelab.rewards.examination import Examination
+from failurelab.rewards.forms import Completion
 from failurelab.rewards.inputs import FORMS, OWN
 from failurelab.rewards.table import Flag, quote
 
 NO_LINE_BREAK, GIVE_DOTALL = "in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
 _FEW = 8  # values of a column that says which kind a row is
 _LETTERS, _SECONDS = 3, 10.0  # of a text that is looked for in others; for one call
+_ENTRIES, _OWN = 4, "entry of its own list"  # how many are asked about, and a column's name for them
 _KINDS = ("column", "form", "pattern", "reference")
 
 
@@ -47,6 +49,39 @@ def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Flag |
             if change.kind == "column":
                 return never_arrives(x, change.fix[0], said, tried)
             return x.found(change.kind, said, change.repair, tried, fix=change.fix)
+    return None
+
+
+def own_list(x: Examination) -> Flag | None:
+    """Return the flag of a function that compares completion n of a call with entry n of a list of its own.
+
+    The entries are written as answers to one row, in each form, and once more with each at the place of the one before.
+    """
+    row = x.inputs.rows[0]
+    for own_name, entries in signature.own_lists(x.function, _ENTRIES):
+        by_form: dict[str, dict[int, Completion]] = {}
+        for each in forms.make([{**row, _OWN: entry} for entry in entries], _OWN, [x.function], x.opened):
+            if each.worth == "right" and not each.variant:
+                by_form.setdefault(each.form, {})[each.row] = dataclasses.replace(each, row=0)
+        for own in (list(its.values()) for its in by_form.values() if len(its) == len(entries)):
+            values, turned = (x.ask(some).values for some in (own, [*own[1:], own[0]]))
+            paid = [(a, b) for a, b in zip(values, turned) if a is not None and b is not None]
+            more = [(a, b) for a, b in paid if a > b + figures.SAME]
+            if len(more) < _ENTRIES - 1 or any(a < b - figures.SAME for a, b in paid):
+                continue
+            said = (
+                f"{x.key} compares the first completion of a call with the first entry of a list of its own "
+                f"({', '.join(map(repr, entries))}, ...), the second with the second: in training they belong to other "
+                "prompts, for a call holds some rows of the dataset, each several times"
+            )
+            name, column = x.key.partition(" ")[2] or "reward", x.column or "answer"
+            repair = (
+                f"Take the column as an argument, def {name}(completions, {column}, **kwargs): the trainer hands over "
+                "its entry for each completion."
+            )
+            tried = f"for one prompt the entries got {more[0][0]:g} in this order, and {more[0][1]:g} in another"
+            fix = ("first line", f"{own_name} = {column}") if own_name and x.asks_reference else ()
+            return x.found("own list", said, repair, tried, fix=fix)
     return None
 
 

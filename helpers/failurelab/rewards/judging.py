@@ -10,7 +10,15 @@ from collections.abc import Iterator, Sequence
 
 from failurelab.rewards import asking, figures, forms, signature, valley
 from failurelab.rewards.asking import Reply
-from failurelab.rewards.causes import GIVE_DOTALL, NO_LINE_BREAK, cause_of, never_arrives, unread_reply, with_dotall
+from failurelab.rewards.causes import (
+    GIVE_DOTALL,
+    NO_LINE_BREAK,
+    cause_of,
+    never_arrives,
+    own_list,
+    unread_reply,
+    with_dotall,
+)
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.figures import SAME
 from failurelab.rewards.forms import NO_ANSWER, Completion
@@ -175,6 +183,8 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
     more, less, rows_less = x.pairs
     blind = not more and not (less and x.asks_reference)
     said = f"{x.key} gives {figures.span(x.rewards)}, and right answers no more than wrong ones"
+    if blind and (flag := own_list(x)):
+        return flag
     if blind and x.asks_reference and (flag := cause_of(x, said, ["column", "reference"])):
         return flag
     if less and not more and x.asks_reference and rows_less == _judged_rows(x):
@@ -205,7 +215,7 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
     if signature.gives_constant(x.function):
         said += ": its value depends on no input, for its text has no other number"
         return _suspect(x, said, "only its text was read")
-    if flag := cause_of(x, said):
+    if flag := own_list(x) or cause_of(x, said):
         return flag
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"

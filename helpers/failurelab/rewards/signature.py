@@ -201,6 +201,32 @@ def reads_json(function: Any) -> bool:
     return any("json" in code.co_names for code, _ in _codes(function))
 
 
+def own_lists(function: Any, count: int) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the first entries of each list that a function reads from outside of its arguments, with its global name.
+
+    Of a dataset, or a list of rows, it is a list without a name for each column that the function's text names, or that
+    has the name of a reference.
+
+    Args:
+        function: of rewards.
+        count: of entries; shorter lists are left out.
+    """
+    names, plain = {*REFERENCES, *texts(function)}, (str, int, float)
+    known = getattr(plain_function(function), "__globals__", {})
+    for value in (value for _, values in _codes(function) for value in values):
+        lists = dict[str, Any]()
+        if hasattr(value, "column_names") and len(value) >= count:
+            lists = {name: value[:count][name] for name in value.column_names if name in names}
+        elif isinstance(value, (list, tuple)) and len(value) >= count and isinstance(value[0], Mapping):
+            lists = {name: [row.get(name) for row in value[:count]] for name in value[0] if name in names}
+        elif isinstance(value, (list, tuple)) and len(value) >= count:
+            lists = {"": value[:count]}
+        name = next((name for name, other in known.items() if other is value and "" in lists), "")
+        for entries in lists.values():
+            if all(isinstance(entry, plain) for entry in entries):
+                yield name, list(entries)
+
+
 def _codes(function: Any, depth: int = 3) -> Iterator[tuple[types.CodeType, list[Any]]]:
     """Yield the code of a function, of what is defined in it, and of what it calls in its own module.
 
