@@ -1224,8 +1224,8 @@ def test_what_a_function_makes_of_a_whole_call(function, fault, tokenizer):
     assert told == [fault] * bool(fault)
 
 
-def test_a_function_that_is_well_is_called_in_four_processes(tokenizer):
-    """Once, once more twice, for what it keeps must not make the next call fail, of one text alone, and of asides."""
+def test_a_function_that_is_well_is_called_in_five_processes(tokenizer):
+    """Once, once more twice, for what it keeps must not make the next call fail, of one text, of numbers, and of asides."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -1234,7 +1234,7 @@ def test_a_function_that_is_well_is_called_in_four_processes(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "11111"
+    assert calls.read_text() == "111111"
 
 
 def last_block(completions, answer, **_):

@@ -137,16 +137,19 @@ def _changes(x: Examination) -> Iterator[_Change]:
     blank = {"prompts": lambda row: _blank(row["prompt"])}
     said = "it reads prompts and completions as one text, and what it looks for stands in the prompt"
     yield _Change("form", said, "Look into the completion alone.", "with empty prompts", {"columns": blank})
-    own = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
+    sought = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
     if lost := [token for token in x.inputs.special if any(token in each.text for each in x.completions)]:
         names = " and ".join(map(repr, lost))
         said = f"{names} are special tokens of the tokenizer, and the trainer decodes completions without these"
         repair = "Add them with add_tokens(...), which are not special, or read completion_ids."
         yield _Change("form", said, repair, "with them in the same completions", {"keep_special": True})
-    for token in own:
+    for token in sought:
         said = f"it looks for {token!r}, a special token, and the trainer decodes completions without these"
-        options = {"change": lambda text, token=token: text + token * (len(text) % 2), "keep_special": True}
-        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", options)
+        ending: dict[str, Any] = {
+            "change": lambda text, token=token: text + token * (len(text) % 2),
+            "keep_special": True,
+        }
+        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", ending)
     yield _Change("pattern", NO_LINE_BREAK, GIVE_DOTALL, "with re.DOTALL", with_dotall(x), ("dotall",))
     words = [text for text in signature.texts(x.function) if re.fullmatch(r"[\w -]{1,30}", text)]
     for name in x.asked:

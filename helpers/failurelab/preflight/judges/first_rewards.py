@@ -72,11 +72,12 @@ def judge_first_rewards(training: Training) -> Iterator[Finding]:
     )
 
 
-def _own(training: Training, functions: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+def _own(training: Training, functions: Sequence[Any], rows: list[dict[str, Any]]) -> Iterator[Finding]:
     """Suspect rewards that are the same for all completions of a small model, some of which have the right answer."""
     asked = [name for function in functions for name in signature.asked_columns(function)]
     column = signature.reference_column(rows, asked)
-    if column is None or any(isinstance(function, torch.nn.Module) for function in functions):
+    accused = training.rewards and any(flag.verdict in ("FOUND", "SUSPECTED") for flag in training.rewards.flags)
+    if accused or column is None or any(isinstance(function, torch.nn.Module) for function in functions):
         return
     drawn = _draw(training, rows, _OF_SMALL, _SHORT)
     totals = _pay(training, functions, rows, drawn)
@@ -97,7 +98,7 @@ def _own(training: Training, functions: Sequence[Any], rows: Sequence[dict[str, 
 
 
 def _pay(
-    training: Training, functions: Sequence[Any], rows: Sequence[dict[str, Any]], drawn: Sequence[Completion]
+    training: Training, functions: Sequence[Any], rows: list[dict[str, Any]], drawn: Sequence[Completion]
 ) -> list[float]:
     """Return the sum that each completion gets; empty where a function gives no list of numbers."""
     inputs, weights = make_inputs(training, rows), signature.weights_of(training.trainer, len(functions))
