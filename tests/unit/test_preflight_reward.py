@@ -1225,7 +1225,7 @@ def test_what_a_function_makes_of_a_whole_call(function, fault, tokenizer):
 
 
 def test_a_function_that_is_well_is_called_in_five_processes(tokenizer):
-    """Once, once more twice, for what it keeps must not make the next call fail, of one text, of numbers, and of asides."""
+    """Once, once more twice, for what it keeps from call to call, of one text, of numbers, and of asides."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
