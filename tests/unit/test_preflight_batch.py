@@ -136,7 +136,11 @@ class OfTrl:
         ({"train_dataset": "trl-lib/tldr"}, "train_dataset", ["load_dataset"]),
         ({"reward_funcs": ["a_reward"]}, "reward_funcs[0]", ["the text 'a_reward'", "without quotes"]),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": []})}, "train_dataset", ["0 rows"]),
-        ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[1, 2], [3]]})}, "train_dataset", ["token ids"]),
+        (
+            {"train_dataset": datasets.Dataset.from_dict({"prompt": [[1, 2], [3]]}), "reward_funcs": len},
+            "train_dataset",
+            ["token ids"],
+        ),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]]})}, "", []),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": ["1+1="]})}, "", []),
         (
