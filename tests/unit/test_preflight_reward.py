@@ -1104,7 +1104,7 @@ def judged(pattern):
     """Return a reward that reads what a model says of a completion; here a text of its own stands for the model."""
 
     def read(completions, answer, **_):
-        replies = [f"Rating: {9 if text(c).strip() == right else 2} of 9" for c, right in zip(completions, answer)]
+        replies = [f"Rating: {9 if text(c).strip() == right else 2}/9" for c, right in zip(completions, answer)]
         found = [re.search(pattern, reply) for reply in replies]
         return [float(match[1]) if match else 0.5 for match in found]
 

@@ -18,7 +18,7 @@ from failurelab.rewards.table import Flag, quote
 
 NO_LINE_BREAK, GIVE_DOTALL = "in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
 _FEW = 8  # values of a column that says which kind a row is
-_LETTERS, _SECONDS = 3, 10.0  # of a text that is looked for in others; for one call
+_EACH, _SECONDS = 4, 10.0  # calls for each text that a function makes itself, at least; for one call
 _KINDS = ("column", "form", "pattern", "reference")
 
 
@@ -52,7 +52,6 @@ def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Flag |
 
 def unread_reply(x: Examination) -> Flag | None:
     """Return the suspicion that a pattern finds nothing in what the function makes itself, such as a judge's reply."""
-    texts = {each.text for each in x.completions if len(each.text) > _LETTERS}
 
     def watch() -> list[tuple[str, str]]:
         looked: dict[str, list[tuple[str, Any]]] = {}
@@ -65,10 +64,11 @@ def unread_reply(x: Examination) -> Flag | None:
         for name in ("search", "match", "fullmatch", "findall"):
             setattr(re, name, functools.partial(watched, getattr(re, name)))
         asking.call(x.function, x.inputs.make(x.completions, wanted=x.wanted))
-        return [(pattern, told[0][0]) for pattern, told in looked.items() if not any(result for _, result in told)]
+        few = {pattern: told for pattern, told in looked.items() if _EACH * len({one for one, _ in told}) <= len(told)}
+        return [(pattern, told[0][0]) for pattern, told in few.items() if not any(result for _, result in told)]
 
     for pattern, string in found if isinstance(found := asking.in_fork(watch, _SECONDS), list) else ():
-        if not any(string in text or text in string for text in texts):
+        if not any(string in each.text for each in x.completions):
             said = (
                 f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions: its pattern "
             )
