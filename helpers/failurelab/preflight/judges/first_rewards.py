@@ -13,6 +13,7 @@ import torch
 from failurelab import rollouts
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.lengths import SMALL
 from failurelab.preflight.judges.rewards import make_inputs
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
 from failurelab.preflight.training import Training
@@ -77,7 +78,13 @@ def _own(training: Training, functions: Sequence[Any], rows: list[dict[str, Any]
     asked = [name for function in functions for name in signature.asked_columns(function)]
     column = signature.reference_column(rows, asked)
     accused = training.rewards and any(flag.verdict in ("FOUND", "SUSPECTED") for flag in training.rewards.flags)
-    if accused or column is None or any(isinstance(function, torch.nn.Module) for function in functions):
+    size = sum(parameter.numel() for parameter in training.trainer.model.parameters())
+    if (
+        accused
+        or column is None
+        or size > SMALL
+        or any(isinstance(each, torch.nn.Module) or id(each) in training.not_called for each in functions)
+    ):
         return
     drawn = _draw(training, rows, _OF_SMALL, _SHORT)
     totals = _pay(training, functions, rows, drawn)
