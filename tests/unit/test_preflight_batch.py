@@ -136,7 +136,11 @@ class OfTrl:
         ({"train_dataset": "trl-lib/tldr"}, "train_dataset", ["load_dataset"]),
         ({"reward_funcs": ["a_reward"]}, "reward_funcs[0]", ["the text 'a_reward'", "without quotes"]),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": []})}, "train_dataset", ["0 rows"]),
-        ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[1, 2], [3]]})}, "train_dataset", ["token ids"]),
+        (
+            {"train_dataset": datasets.Dataset.from_dict({"prompt": [[1, 2], [3]]}), "reward_funcs": len},
+            "train_dataset",
+            ["token ids"],
+        ),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]]})}, "", []),
         ({"train_dataset": datasets.Dataset.from_dict({"prompt": ["1+1="]})}, "", []),
         (
@@ -179,7 +183,8 @@ def test_what_a_release_asks_of_a_reward_function(function, lacks, word, monkeyp
     """The cut run has a stand-in, which has a name and answers at once."""
     import trl.trainer.utils as utils
 
-    for name in ("get_callable_name", *(each for each in vars(utils).copy() if "event_loop" in each)):
+    loops = {"start_event_loop", *(each for each in vars(utils) if "event_loop" in each)}
+    for name in ("get_callable_name", *loops):
         monkeypatch.setattr(utils, name, None, raising=False)
         if lacks in name:
             monkeypatch.delattr(utils, name)

@@ -1162,7 +1162,7 @@ def judged(pattern):
     """Return a reward that reads what a model says of a completion; here a text of its own stands for the model."""
 
     def read(completions, answer, **_):
-        replies = [f"Rating: {9 if text(c).strip() == right else 2} of 9" for c, right in zip(completions, answer)]
+        replies = [f"Rating: {9 if text(c).strip() == right else 2}/9" for c, right in zip(completions, answer)]
         found = [re.search(pattern, reply) for reply in replies]
         return [float(match[1]) if match else 0.5 for match in found]
 
@@ -1282,8 +1282,8 @@ def test_what_a_function_makes_of_a_whole_call(function, fault, tokenizer):
     assert told == [fault] * bool(fault)
 
 
-def test_a_function_that_is_well_is_called_in_four_processes(tokenizer):
-    """Once, once more twice, for what it keeps must not make the next call fail, of one text alone, and of asides."""
+def test_a_function_that_is_well_is_called_in_five_processes(tokenizer):
+    """Once, once more twice, for what it keeps from call to call, of one text, of numbers, and of asides."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -1292,7 +1292,7 @@ def test_a_function_that_is_well_is_called_in_four_processes(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "11111"
+    assert calls.read_text() == "111111"
 
 
 def last_block(completions, answer, **_):

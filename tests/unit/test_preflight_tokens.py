@@ -101,6 +101,7 @@ TWICE = [
     [
         (EACH + OPEN, TALK, ""),
         (EACH, MESSAGES, "F12"),
+        ("{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}" + EACH, MESSAGES, ""),
         (FIRST + OPEN, MESSAGES, ""),
         (FIRST + OPEN, TALK, "F12:user lost"),
         (EACH.replace("<|im_start|>{{", "{% if m.role == 'system' %}{% continue %}{% endif %}{{") + OPEN, TALK, LOST),

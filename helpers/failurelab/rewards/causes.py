@@ -19,8 +19,8 @@ from failurelab.rewards.table import Flag, quote
 
 NO_LINE_BREAK, GIVE_DOTALL = "in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
 _FEW = 8  # values of a column that says which kind a row is
-_LETTERS, _SECONDS = 3, 10.0  # of a text that is looked for in others; for one call
 _ENTRIES, _OWN = 4, "entry of its own list"  # how many are asked about, and a column's name for them
+_EACH, _SECONDS = 4, 10.0  # calls for each text that a function makes itself, at least; for one call
 _KINDS = ("column", "form", "pattern", "reference")
 
 
@@ -87,7 +87,6 @@ def own_list(x: Examination) -> Flag | None:
 
 def unread_reply(x: Examination) -> Flag | None:
     """Return the suspicion that a pattern finds nothing in what the function makes itself, such as a judge's reply."""
-    texts = {each.text for each in x.completions if len(each.text) > _LETTERS}
 
     def watch() -> list[tuple[str, str]]:
         looked: dict[str, list[tuple[str, Any]]] = {}
@@ -100,10 +99,11 @@ def unread_reply(x: Examination) -> Flag | None:
         for name in ("search", "match", "fullmatch", "findall"):
             setattr(re, name, functools.partial(watched, getattr(re, name)))
         asking.call(x.function, x.inputs.make(x.completions, wanted=x.wanted))
-        return [(pattern, told[0][0]) for pattern, told in looked.items() if not any(result for _, result in told)]
+        few = {pattern: told for pattern, told in looked.items() if _EACH * len({one for one, _ in told}) <= len(told)}
+        return [(pattern, told[0][0]) for pattern, told in few.items() if not any(result for _, result in told)]
 
     for pattern, string in found if isinstance(found := asking.in_fork(watch, _SECONDS), list) else ():
-        if not any(string in text or text in string for text in texts):
+        if not any(string in each.text for each in x.completions):
             said = (
                 f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions: its pattern "
             )
@@ -172,16 +172,19 @@ def _changes(x: Examination) -> Iterator[_Change]:
     blank = {"prompts": lambda row: _blank(row["prompt"])}
     said = "it reads prompts and completions as one text, and what it looks for stands in the prompt"
     yield _Change("form", said, "Look into the completion alone.", "with empty prompts", {"columns": blank})
-    own = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
+    sought = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
     if lost := [token for token in x.inputs.special if any(token in each.text for each in x.completions)]:
         names = " and ".join(map(repr, lost))
         said = f"{names} are special tokens of the tokenizer, and the trainer decodes completions without these"
         repair = "Add them with add_tokens(...), which are not special, or read completion_ids."
         yield _Change("form", said, repair, "with them in the same completions", {"keep_special": True})
-    for token in own:
+    for token in sought:
         said = f"it looks for {token!r}, a special token, and the trainer decodes completions without these"
-        options = {"change": lambda text, token=token: text + token * (len(text) % 2), "keep_special": True}
-        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", options)
+        ending: dict[str, Any] = {
+            "change": lambda text, token=token: text + token * (len(text) % 2),
+            "keep_special": True,
+        }
+        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", ending)
     yield _Change("pattern", NO_LINE_BREAK, GIVE_DOTALL, "with re.DOTALL", with_dotall(x), ("dotall",))
     words = [text for text in signature.texts(x.function) if re.fullmatch(r"[\w -]{1,30}", text)]
     for name in x.asked:

@@ -358,7 +358,12 @@ def _one_side(x: Examination) -> Flag | None:
         ):
             head, _, tail = each.text.rpartition(answer)
             best.pop(each.row)  # one form of each row
-            for side, number in (("smaller", "0"), ("larger", f"{answer}99")):
+            others = [
+                digit for digit in "0123456789" if digit not in answer
+            ]  # for an answer is looked for in others too
+            if len(others) < 2 or int(others[0]) >= int(answer):
+                continue
+            for side, number in (("smaller", others[0]), ("larger", others[-1] * (len(answer) + 2))):
                 wrong = dataclasses.replace(each, worth="wrong", text=f"{head}{number}{tail}")
                 sides[side].append((wrong, value or 0.0))
     asked = [pair for side in sides.values() for pair in side]

@@ -104,11 +104,11 @@ def survey(
     sums, notes = _totals(examined, completions), list[str]()
     for x, about in zip(examined, flags):
         if x.changed and x is not examined[-1]:
-            said = (
+            what = (
                 f"{x.key} changes {' and '.join(x.changed)} in place, and the functions after it are given what it left"
             )
             repair = "Work on a copy: write into no list or message that the function is given."
-            about.append(x.suspected("in place", said, repair, "what the others pay for it was not asked"))
+            about.append(x.suspected("in place", what, repair, "what the others pay for it was not asked"))
         if x.rewards:
             totals = [sums[each] for each in x.completions] if sums and whole else None
             about += filter(None, [judge(x, totals)])

@@ -30,7 +30,9 @@ def judge_answers(training: Training) -> Iterator[Finding]:
     functions = functions if isinstance(functions, list) else []
     asked = [name for function in functions for name in signature.asked_columns(function)]
     column = signature.reference_column(prompted(training, 1), asked) if generates(training.trainer) else None
-    rows = _rows(training, column) if column else []
+    if column is None:
+        return
+    rows = _rows(training, column)
     answers = [next(iter(references.readings(row[column])), "") for row in rows]
     prompts, different = [row["prompt"] for row in rows], len(set(answers))
     if different > 1 and len({repr(prompt) for prompt in prompts}) == 1:
@@ -39,8 +41,8 @@ def judge_answers(training: Training) -> Iterator[Finding]:
         repair = "Put each row's question into its prompt: an f-string, or format(...), in the function that maps it."
         yield Finding.suspected(FAILURE, f"{said}{different} different answers (column {column})", why, repair)
     elif different > 1:
-        yield from _told(prompts, answers, column or "")
-        yield from _misplaced(prompts, answers, column or "")
+        yield from _told(prompts, answers, column)
+        yield from _misplaced(prompts, answers, column)
 
 
 def _rows(training: Training, column: str) -> list[dict[str, Any]]:

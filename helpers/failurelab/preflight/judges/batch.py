@@ -116,7 +116,7 @@ def _rows(training: Training, step: BatchStep) -> Iterator[Finding]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
     size = dataset_size(training)
     prompts = (step.per_round or 0) // step.generations if step.rounds else 0
-    if size is not None and size < prompts:
+    if size and size < prompts:
         yield Finding(
             "F22",
             f"the dataset has {size} rows, and one round of generation takes {prompts} prompts: trl's sampler drops "

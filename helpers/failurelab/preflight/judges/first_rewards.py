@@ -13,6 +13,7 @@ import torch
 from failurelab import rollouts
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.judges.lengths import SMALL
 from failurelab.preflight.judges.rewards import make_inputs
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
 from failurelab.preflight.training import Training
@@ -72,11 +73,18 @@ def judge_first_rewards(training: Training) -> Iterator[Finding]:
     )
 
 
-def _own(training: Training, functions: Sequence[Any], rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+def _own(training: Training, functions: Sequence[Any], rows: list[dict[str, Any]]) -> Iterator[Finding]:
     """Suspect rewards that are the same for all completions of a small model, some of which have the right answer."""
     asked = [name for function in functions for name in signature.asked_columns(function)]
     column = signature.reference_column(rows, asked)
-    if column is None or any(isinstance(function, torch.nn.Module) for function in functions):
+    accused = training.rewards and any(flag.verdict in ("FOUND", "SUSPECTED") for flag in training.rewards.flags)
+    size = sum(parameter.numel() for parameter in training.trainer.model.parameters())
+    if (
+        accused
+        or column is None
+        or size > SMALL
+        or any(isinstance(each, torch.nn.Module) or id(each) in training.not_called for each in functions)
+    ):
         return
     drawn = _draw(training, rows, _OF_SMALL, _SHORT)
     totals = _pay(training, functions, rows, drawn)
@@ -97,7 +105,7 @@ def _own(training: Training, functions: Sequence[Any], rows: Sequence[dict[str, 
 
 
 def _pay(
-    training: Training, functions: Sequence[Any], rows: Sequence[dict[str, Any]], drawn: Sequence[Completion]
+    training: Training, functions: Sequence[Any], rows: list[dict[str, Any]], drawn: Sequence[Completion]
 ) -> list[float]:
     """Return the sum that each completion gets; empty where a function gives no list of numbers."""
     inputs, weights = make_inputs(training, rows), signature.weights_of(training.trainer, len(functions))

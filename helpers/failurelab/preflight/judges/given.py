@@ -59,7 +59,7 @@ def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             "Load it: datasets.load_dataset(name, split='train').",
         )
     elif of_trl(trainer) and hasattr(dataset, "column_names") and hasattr(dataset, "__len__"):
-        yield from _rows(dataset, functions)
+        yield from _rows(dataset, own=not functions or not type(trainer).__module__.startswith("trl"))
     for place, function in enumerate(functions if isinstance(functions, (list, tuple)) else [functions]):
         if isinstance(function, str) and callable(getattr(sys.modules.get("__main__"), function, None)):
             what = f"the text {function!r}, which is a model's name there, and the script has a function of this name"
@@ -94,14 +94,20 @@ def _texts(args: Any) -> Iterator[Finding]:
                 yield dataclasses.replace(_wrong(field.name, what, "a number", repair), undo=undo)
 
 
-def _rows(dataset: Any, functions: Any) -> Iterator[Finding]:
-    """Yield what no trainer of trl can draw from: no rows, no prompts, and prompts that are token ids."""
+def _rows(dataset: Any, own: bool) -> Iterator[Finding]:
+    """Yield what no trainer of trl can draw from: no rows, no prompts, and prompts that are token ids.
+
+    Args:
+        dataset: to train on.
+        own: whether the trainer may read rows in another way than trl's with reward functions do.
+    """
     if not len(dataset):
         repair = "Look at what filters it: print(len(dataset)) behind each step that makes it."
         yield _wrong("train_dataset", f"a {type(dataset).__name__} of 0 rows", "one row or more", repair)
+    if own or not len(dataset):
         return
     prompt = dataset[0].get("prompt", "")
-    if "prompt" not in dataset[0] and functions:
+    if "prompt" not in dataset[0]:
         repair = "Make it of the others: dataset.map(...), or rename_column(..., 'prompt')."
         what = f"a dataset with the columns {', '.join(dataset.column_names)}"
         yield _wrong("train_dataset", what, "the column prompt", repair)

@@ -33,7 +33,7 @@ PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told
 _SHORT, _QUESTION = 256, 80  # tokens of a completion, and characters of a question that is no mere sum
 # A model of at most so many parameters is asked itself, with room from so many tokens on: a limit under that is meant
 # for an answer of a word. It is given four times the room, and 512 tokens at most; most of its completions are 3 of 4.
-_SMALL, _ROOM, _MORE, _LONGEST, _MOSTLY = 20_000_000, 32, 4, 512, 0.75
+SMALL, _ROOM, _MORE, _LONGEST, _MOSTLY = 20_000_000, 32, 4, 512, 0.75
 _TAG = re.compile(r"</?\w+>")
 _ASKED, _TIMES = 4, 4  # prompts, and completions of each
 _REASONING = re.compile(
@@ -223,7 +223,7 @@ def _drawn(training: Training, rows: Sequence[dict[str, Any]], name: str, limit:
     """
     model, tokenizer = training.trainer.model, tokenizer_of(training.trainer)
     longer = min(_MORE * limit, _LONGEST)
-    if training.small or not _ROOM <= limit < longer or sum(each.numel() for each in model.parameters()) > _SMALL:
+    if training.small or not _ROOM <= limit < longer or sum(each.numel() for each in model.parameters()) > SMALL:
         return None
     ends = {tokenizer.eos_token_id, *(getattr(training.trainer, "eos_token_ids", None) or ())}
     temperature = training.arguments.get("temperature") or 1.0

@@ -198,7 +198,8 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
         kinds = {row[name]: row for row in reversed(rows) if isinstance(row.get(name), str)}
         if len(kinds) <= ROWS:
             chosen += [row for value, row in kinds.items() if all(value != other.get(name) for other in chosen)]
-    column = signature.reference_column(rows, [name for each in functions for name in signature.asked_columns(each)])
+    asked = [name for each in functions for name in signature.asked_columns(each)]
+    column = signature.reference_column(rows, asked) or ""
     for row in rows if column else ():
         marks = {references.number_mark(other.get(column)) for other in chosen}
         chosen += [row] * (references.number_mark(row.get(column)) not in marks)

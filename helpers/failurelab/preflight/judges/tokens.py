@@ -11,12 +11,10 @@ also masks the end, where both are one token: the model is never taught to end.
 Upstream: TRL PR #7039 and #6357.
 """
 
-import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jinja2
 import torch
 
 from failurelab.handles import keep_modes
@@ -60,8 +58,11 @@ def judge_template(training: Training) -> Iterator[Finding]:
         return
     if is_conversation(prompts[0]):
         wrong: list[Finding] = []
-        with contextlib.suppress(jinja2.TemplateError):  # a template may refuse messages that are not the script's
-            wrong = list(_templated(trainer, tokenizer, prompts)) if getattr(tokenizer, "chat_template", None) else []
+        try:
+            wrong += _templated(trainer, tokenizer, prompts) if getattr(tokenizer, "chat_template", None) else []
+        except Exception as error:  # a template may refuse messages that are not the script's
+            if not type(error).__module__.startswith("jinja2"):
+                raise
         yield from wrong or [Finding.not_applicable("F12", "the prompts are messages: trl applies the chat template")]
         return
     if not getattr(tokenizer, "chat_template", None):
