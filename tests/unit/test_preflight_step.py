@@ -284,6 +284,30 @@ def test_completions_of_a_prompt_that_are_the_same_each_time(sampled, model, tok
     assert [answer.key for answer in step.answers() if answer.accuses] == ["F10:completions"] * (not sampled)
 
 
+class Caches(trl.GRPOTrainer):
+    """A speed-up that somebody wrote, where `cached` is true."""
+
+    cached, kept = True, None
+
+    def _prepare_inputs(self, inputs):
+        self.kept = self.kept or super()._prepare_inputs(inputs)
+        kept = self.kept
+        self.kept = kept if self.cached else None
+        return kept
+
+
+@pytest.mark.skipif(before("0.15"), reason="completions are drawn in compute_loss")
+@pytest.mark.parametrize("cached", [True, False])
+def test_completions_that_are_kept_from_step_to_step(cached, model, tokenizer, tmp_path):
+    """Nothing was said: the first step is as it should be."""
+    kind = type("Kind", (Caches,), {"cached": cached})
+    made = trainer(model, tokenizer, tmp_path, kind=kind, max_steps=3, gradient_accumulation_steps=1)
+    step = StepJudge(Training(made, {}))
+    with step.listening():
+        made.train()
+    assert ("F21:rollouts" in [answer.key for answer in step.answers() if answer.accuses]) is cached
+
+
 def _greedy_rows(output):
     drawn = getattr(output, "sequences", output)
     drawn[:, -2:] = drawn[:1, -2:]

@@ -221,6 +221,16 @@ class StepJudge(TrainerCallback):
 
     def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
+        steps = self.trainer.state.global_step
+        if len(self._draws) == 1 and steps > 2 and not self._uses_again() and _overridden(self.trainer):
+            yield Finding.suspected(
+                "F21",
+                f"completions are drawn in step {min(self._draws) + 1} alone, and all {steps} steps train on them, as "
+                f"if the policy of each had drawn them.{self._where}",
+                "a script may mean to use them again: num_iterations does, with the ratios that it takes",
+                "Draw in each step, and keep nothing from one to the next.",
+                part="rollouts",
+            )
         groups = [(step, drawn) for step, prompts in self._draws.items() for prompt, drawn in prompts.items()
                   if self._rows[step, prompt] > 1]  # fmt: skip
         if len({step for step, _ in groups}) > 1 and all(len(drawn) == 1 for _, drawn in groups):
