@@ -128,12 +128,14 @@ def _divides_by_nothing(training: Training, own: tuple[Any, dict[str, Any]] | No
 
     Its second moment and its epsilon are 0 there. Kernels that compute a step in float32 have no such trouble.
     """
-    name, kind = optimizer_name(training), own[0] if own else torch.optim.AdamW
+    name = optimizer_name(training)
+    kind: Any = own[0] if own else torch.optim.AdamW
     epsilon = training.arguments.get("adam_epsilon") or 1e-8
     options = own[1] if own else {"eps": epsilon, "fused": "fused" in name}
     if not own and not name.startswith("adamw_torch"):
         return ""
-    weight, names = torch.nn.Parameter(torch.full((8,), 0.02, dtype=torch.float16)), inspect.signature(kind).parameters
+    weight = torch.nn.Parameter(torch.full((8,), 0.02, dtype=torch.float16, device="cpu"))
+    names = inspect.signature(kind).parameters
     weight.grad = torch.full_like(weight, 1e-5)
     with contextlib.suppress(Exception):  # an optimizer of the script's own, which may need what is not here
         kind([weight], **{name: value for name, value in options.items() if name in names}).step()
