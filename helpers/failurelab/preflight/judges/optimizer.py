@@ -105,7 +105,7 @@ class OptimizerJudge(TrainerCallback):
             said += f" {epsilon:g} and max_grad_norm {clip:g}, and a gradient is small beside the first, or is made so"
             repair = "Leave adam_epsilon at 1e-8, and max_grad_norm at 0.1 to 1."
             yield Finding.suspected("rate", said, why, repair)
-        elif "SGD" in kind and len(rates) * longest <= LOW_SUM:
+        elif "SGD" in kind and 0 < len(rates) * longest <= LOW_SUM:
             said = f"{kind} moves an element by the rate times its gradient, {longest:.1g} at most in {three}; about"
             said += f" {len(rates)} planned steps in one direction bring it to {len(rates) * longest:.1g}"
             why = "what that is worth for learning depends on model and task, and takes a whole run to see"
