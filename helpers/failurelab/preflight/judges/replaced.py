@@ -185,7 +185,8 @@ class OverrideJudge:
         once = len(passed) == 1 and passed[0][0]
         known.append(once and result is passed[0][1][0] and _same(result, passed[0][1][1]))
         self._reads.setdefault(name, _missing_key(vars(kind)[name], args, kwargs))
-        if name.endswith("compute_loss") and name not in self._slopes and torch.is_grad_enabled():
+        both = parent.__name__ in _LOSS_OF_BOTH_SIGNS and torch.is_grad_enabled()
+        if both and name.endswith("compute_loss") and name not in self._slopes:
             with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
                 self._slopes[name] = tuple(_slope(method, parent, name, sign, args, kwargs) for sign in (-0.1, 0.1))
         return result
@@ -225,6 +226,7 @@ class OverrideJudge:
                 yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
 
 
+_LOSS_OF_BOTH_SIGNS = ("GRPOTrainer", "RLOOTrainer")
 _NEAR, _SAME_RELEASE = 0.7, 0.9  # of a name to another one: where a release had it, and where none did
 
 
