@@ -188,7 +188,8 @@ class OverrideJudge:
         both = parent.__name__ in _LOSS_OF_BOTH_SIGNS and torch.is_grad_enabled()
         if both and name.endswith("compute_loss") and name not in self._slopes:
             with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
-                self._slopes[name] = tuple(_slope(method, parent, name, sign, args, kwargs) for sign in (-0.1, 0.1))
+                slope = functools.partial(_slope, method, parent, name, args, kwargs)
+                self._slopes[name] = slope(-0.1), slope(0.1)
         return result
 
     def answers(self) -> Iterator[Finding]:
@@ -264,7 +265,7 @@ def _never_called(thing: Any, own: Callable[[str], bool]) -> Iterator[Finding]:
         )
 
 
-def _slope(method: Any, parent: type, name: str, value: float, args: Any, kwargs: Mapping[str, Any]) -> float:
+def _slope(method: Any, parent: type, name: str, args: Any, kwargs: Mapping[str, Any], value: float) -> float:
     """Return how much of its parent's loss an override hands on, where that has this value."""
     loss = torch.tensor(value, requires_grad=True)
     with mock.patch.object(parent, name, lambda *_, **__: loss):
