@@ -265,7 +265,7 @@ class Parent:
         return inputs["x"].sum()
 
 
-Parent.__module__ = "trl.of_a_test"
+Parent.__module__, Parent.__name__ = "trl.of_a_test", "GRPOTrainer"
 
 
 class HandsOn(Parent):

@@ -23,7 +23,6 @@ from failurelab.preflight.stage import cuts
 from failurelab.preflight.stage.rewards import substitute_rewards
 from failurelab.preflight.training import Training
 from failurelab.textbook import suspects
-from failurelab.textbook.comparison import CANCELS
 
 
 def judge(made, small=True, missing=False, **asked):
@@ -299,14 +298,48 @@ def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
 
 
-@pytest.mark.parametrize("others", [[], ["HELD"]])
-def test_completions_that_are_the_same_in_each_step(others, model, tokenizer, tmp_path):
-    """As where each draw is seeded anew: it was not checked, and the cause not said."""
-    step = StepJudge(Training(trainer(model, tokenizer, tmp_path), {}))
-    step.reports = [textbook.Comparison("NOT CHECKED", CANCELS) for _ in range(3)]
-    step.reports += [textbook.Comparison(verdict, "as it should be") for verdict in others]
-    keys = [answer.key for answer in step.answers() if answer.accuses]
-    assert keys == ["F10:completions"] * (not others)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_completions_of_a_prompt_that_are_the_same_each_time(sampled, model, tokenizer, tmp_path):
+    """As where each draw is greedy, or seeded anew: the judge's own ends made them differ, and nothing was said."""
+    made = trainer(model, tokenizer, tmp_path, max_steps=2)
+    step = StepJudge(Training(made, {}))
+    drawn = model.generate
+    if not sampled:
+        model.generate = lambda *args, **kwargs: _greedy_rows(drawn(*args, **kwargs))
+    with step.listening():
+        made.train()
+    assert [answer.key for answer in step.answers() if answer.accuses] == ["F10:completions"] * (not sampled)
+
+
+class Caches(trl.GRPOTrainer):
+    """A speed-up that somebody wrote, where `cached` is true."""
+
+    cached, kept = True, None
+
+    def _prepare_inputs(self, inputs):
+        self.kept = self.kept or super()._prepare_inputs(inputs)
+        kept = self.kept
+        self.kept = kept if self.cached else None
+        return kept
+
+
+@pytest.mark.skipif(before("0.15"), reason="completions are drawn in compute_loss")
+@pytest.mark.parametrize("cached", [True, False])
+def test_completions_that_are_kept_from_step_to_step(cached, model, tokenizer, tmp_path):
+    """Nothing was said: the first step is as it should be."""
+    kind = type("Kind", (Caches,), {"cached": cached})
+    made = trainer(model, tokenizer, tmp_path, kind=kind, max_steps=3, gradient_accumulation_steps=1)
+    step = StepJudge(Training(made, {}))
+    with step.listening():
+        made.train()
+    assert ("F21:rollouts" in [answer.key for answer in step.answers() if answer.accuses]) is cached
+
+
+def _greedy_rows(output):
+    drawn = getattr(output, "sequences", output)
+    drawn[:, -2:] = drawn[:1, -2:]
+    drawn[:, 5:-2] = drawn[:1, 5:-2]
+    return output
 
 
 SEEN = {"opposite sign": textbook.Apart(-1.0, 1.0, 2.0), "scores shifted by one": textbook.Apart(0.0, 1.0, 1.0)}

@@ -379,7 +379,8 @@ class Answer:
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
     "release", "given", "F22", "F23", "F2", "F5", "F8", "weights", "F3b", "F1", "F7", "F16", "F21", "F14", "rows",
-    "F12", "F13", "F10", "F9", "F11", "override", "arguments", "rate", "one row", "first rewards", "evaluation",
+    "F12", "F13", "F10", "F9", "F11", "override", "arguments", "rate", "callback", "one row", "first rewards",
+    "evaluation",
     "resume", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 

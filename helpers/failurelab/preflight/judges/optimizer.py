@@ -79,10 +79,15 @@ class OptimizerJudge(TrainerCallback):
     def _judge_steps(self, count: int) -> Iterator[Finding]:
         longest, rates = max(step.moved for step in self._steps), planned_rates(self._training)
         optimizer = getattr(self._training.trainer.optimizer, "optimizer", self._training.trainer.optimizer)
+        three, why = f"each of the {count} steps of the cut run", "a longer run may do otherwise; look for what sets it"
+        reference = getattr(self._training.trainer, "ref_model", None)
+        if isinstance(reference, torch.nn.Module) and self._left and _same(self._training.trainer.model, reference):
+            said = f"after {count} steps the reference model has the policy's weights, which have left where they began"
+            repair = "Leave the reference as it is, or let it follow after many steps, and in part (sync_ref_model)."
+            yield Finding.suspected("F19", f"{said}: a penalty holds it near to nothing", why, repair, part="follows")
         kind, epsilon = type(optimizer).__name__, optimizer.defaults.get("eps") or 0.0
         clip = self._training.arguments.get("max_grad_norm") or 1.0
         share = max((step.moved / step.rate for step in self._steps if step.rate), default=1.0)
-        three, why = f"each of the {count} steps of the cut run", "a longer run may do otherwise; look for what sets it"
         if not any(step.rate for step in self._steps) and max(rates[1:count], default=0):
             said = f"the optimizer's learning rate is 0 in {three}, and by the schedule it is {max(rates[:count]):.2g}"
             repair = "Look for what sets it: a callback that writes param_groups, or a learning rate of its groups."
@@ -100,7 +105,7 @@ class OptimizerJudge(TrainerCallback):
             said += f" {epsilon:g} and max_grad_norm {clip:g}, and a gradient is small beside the first, or is made so"
             repair = "Leave adam_epsilon at 1e-8, and max_grad_norm at 0.1 to 1."
             yield Finding.suspected("rate", said, why, repair)
-        elif "SGD" in kind and len(rates) * longest <= LOW_SUM:
+        elif "SGD" in kind and 0 < len(rates) * longest <= LOW_SUM:
             said = f"{kind} moves an element by the rate times its gradient, {longest:.1g} at most in {three}; about"
             said += f" {len(rates)} planned steps in one direction bring it to {len(rates) * longest:.1g}"
             why = "what that is worth for learning depends on model and task, and takes a whole run to see"
@@ -116,6 +121,12 @@ def _sample(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 def _apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     """Return the largest difference of two samples; NaN where there is one."""
     return max((float((a - b).abs().max()) for a, b in zip(one, other) if a.shape == b.shape and len(a)), default=0.0)
+
+
+def _same(model: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Return whether two models have the same weights, and each its own."""
+    pairs = [(a, b) for a, b in zip(model.parameters(), other.parameters()) if a.shape == b.shape]
+    return bool(pairs) and all(a is not b and torch.equal(a, b) for a, b in pairs)
 
 
 def _dead_adapter(model: Any) -> tuple[str, str] | None:
@@ -148,7 +159,8 @@ def _judge_tensors(training: Training) -> Iterator[Finding]:
     evidence = f"the optimizer holds {count} of {len(wanted)} {what}"
     figures = (Quantity("tensors that the optimizer holds", count, "tensors", len(wanted)),)
     stepped = [tensor for tensor in model.parameters() if id(tensor) in kept.intersection(wanted)]
-    left = [tensor for tensor in model.parameters() if id(tensor) in set(wanted) - kept]
+    without = set(wanted) - kept
+    left = [tensor for tensor in model.parameters() if id(tensor) in without]
     if count and any(tensor.ndim > 1 for tensor in left) and all(tensor.ndim < 2 for tensor in stepped):
         evidence += ", biases and the weights of norms, and not one matrix"
         repair = "Let its groups hold the matrices too: look at the names that divide the groups."
@@ -161,6 +173,9 @@ def _judge_tensors(training: Training) -> Iterator[Finding]:
         yield Finding.held("F23", evidence, f"without its largest group it would hold {fewer}", figures=figures)
         return
     evidence += ": no step changes the model"
+    if adapters and not any(tensor.requires_grad for tensor in model.parameters() if id(tensor) in adapters):
+        off = any(getattr(module, "disable_adapters", False) is True for module in model.modules())
+        evidence += f"; they are {'switched off (disable_adapter_layers)' if off else 'frozen (inference_mode, say)'}"
     repair = "Make the optimizer of the parameters that the trainer's model has when training begins."
     undo = Keyword("trainer", "optimizers") if "optimizers" in training.keywords else None
     if training.adapters and not training.adapters[-1].trainable:

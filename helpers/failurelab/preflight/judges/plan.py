@@ -96,6 +96,11 @@ def _loss_options(training: Training) -> Iterator[Finding]:
         said = "the loss prefers what was rejected" if paired else "a penalty pays the policy for leaving its reference"
         said = f"beta is {beta:g}: of this sign {said}"
         yield _suspect_option("beta", said, "Set beta to 0.1." if paired else "Set beta to 0, or to 0.001 to 0.1.")
+    whole = (options.get("ref_model_mixup_alpha") or 0.0) >= 1 and options.get("ref_model_sync_steps") == 1
+    if options.get("sync_ref_model") and beta and whole:
+        said = "the reference takes the policy's weights whole after each step (ref_model_sync_steps is 1, "
+        said += "ref_model_mixup_alpha 1): the penalty holds the policy near to where it was a step before"
+        yield _suspect_option("ref_model_sync_steps", said, "Sync after some hundred steps, or in part.")
     low, delta = options.get("epsilon"), options.get("delta")
     if not isinstance(low, (int, float)):
         return

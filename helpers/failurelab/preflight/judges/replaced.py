@@ -185,9 +185,11 @@ class OverrideJudge:
         once = len(passed) == 1 and passed[0][0]
         known.append(once and result is passed[0][1][0] and _same(result, passed[0][1][1]))
         self._reads.setdefault(name, _missing_key(vars(kind)[name], args, kwargs))
-        if name.endswith("compute_loss") and name not in self._slopes and torch.is_grad_enabled():
+        both = parent.__name__ in _LOSS_OF_BOTH_SIGNS and torch.is_grad_enabled()
+        if both and name.endswith("compute_loss") and name not in self._slopes:
             with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
-                self._slopes[name] = tuple(_slope(method, parent, name, sign, args, kwargs) for sign in (-0.1, 0.1))
+                slope = functools.partial(_slope, method, parent, name, args, kwargs)
+                self._slopes[name] = slope(-0.1), slope(0.1)
         return result
 
     def answers(self) -> Iterator[Finding]:
@@ -226,6 +228,7 @@ class OverrideJudge:
                 yield Finding.not_checked(OVERRIDE, asked, part=name)
 
 
+_LOSS_OF_BOTH_SIGNS = ("GRPOTrainer", "RLOOTrainer")
 _NEAR, _SAME_RELEASE = 0.7, 0.9  # of a name to another one: where a release had it, and where none did
 
 
@@ -263,7 +266,7 @@ def _never_called(thing: Any, own: Callable[[str], bool]) -> Iterator[Finding]:
         )
 
 
-def _slope(method: Any, parent: type, name: str, value: float, args: Any, kwargs: Mapping[str, Any]) -> float:
+def _slope(method: Any, parent: type, name: str, args: Any, kwargs: Mapping[str, Any], value: float) -> float:
     """Return how much of its parent's loss an override hands on, where that has this value."""
     loss = torch.tensor(value, requires_grad=True)
     with mock.patch.object(parent, name, lambda *_, **__: loss):

@@ -26,7 +26,7 @@ from transformers.trainer_callback import TrainerCallback
 from failurelab import failures, textbook
 from failurelab._text import first_line
 from failurelab.errors import raises_own
-from failurelab.handles import keep_random_state, wrap_method
+from failurelab.handles import is_unseen, keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
 from failurelab.preflight.judges.pairs import ONE_ORDER, judge_pairs
@@ -34,9 +34,9 @@ from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
-from failurelab.textbook.comparison import CANCELS
 from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import MIXED
+from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
@@ -112,6 +112,8 @@ class StepJudge(TrainerCallback):
         self.reports: list[textbook.Comparison] = []
         self._error = ""
         self._pairs: Finding | None = None
+        self._draws: dict[int, dict[Ids, set[Ids]]] = {}  # of each step and prompt, the completions, as they were drawn
+        self._rows: dict[tuple[int, Ids], int] = {}  # how many there were
         self._listening = contextlib.ExitStack()
         self._recorder: textbook.Recorder  # from the beginning of training on
 
@@ -173,6 +175,11 @@ class StepJudge(TrainerCallback):
         if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return output
         width = ids.shape[1]
+        prompts = [] if is_unseen() else ids.repeat_interleave(len(drawn) // len(ids), 0).tolist()
+        for row, whole in zip(prompts, drawn.tolist()):
+            step, prompt = self.trainer.state.global_step, tuple(row)
+            self._draws.setdefault(step, {}).setdefault(prompt, set()).add(tuple(whole[width:]))
+            self._rows[step, prompt] = self._rows.get((step, prompt), 0) + 1
         ends = [ENDS[row % len(ENDS)] for row in range(len(drawn))]
         if not self.training.small:  # its own completions are kept, but where all of them have one length
             lengths = {_length(completion[width:], end) for completion in drawn}
@@ -217,6 +224,27 @@ class StepJudge(TrainerCallback):
 
     def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
+        steps = self.trainer.state.global_step
+        if len(self._draws) == 1 and steps > 2 and not self._uses_again() and _overridden(self.trainer):
+            yield Finding.suspected(
+                "F21",
+                f"completions are drawn in step {min(self._draws) + 1} alone, and all {steps} steps train on them, as "
+                f"if the policy of each had drawn them.{self._where}",
+                "a script may mean to use them again: num_iterations does, with the ratios that it takes",
+                "Draw in each step, and keep nothing from one to the next.",
+                part="rollouts",
+            )
+        groups = [(step, drawn) for step, prompts in self._draws.items() for prompt, drawn in prompts.items()
+                  if self._rows[step, prompt] > 1]  # fmt: skip
+        if len({step for step, _ in groups}) > 1 and all(len(drawn) == 1 for _, drawn in groups):
+            yield Finding.suspected(
+                "F10",
+                f"all {len(groups)} prompts that were drawn for more than once got the same completion each time: a "
+                f"reward function pays a group the same then, and no gradient is left.{self._where}",
+                "a policy that is sure of its answer draws so too",
+                "Draw with do_sample=True and a temperature near 1, and seed once, not before each draw.",
+                part="completions",
+            )
         reason = textbook.no_textbook(self.trainer)
         if reason is None and not self.reports:
             reason = self._error or "no optimizer step was reached whose gradient could be seen"
@@ -239,17 +267,6 @@ class StepJudge(TrainerCallback):
             yield from self._held_scale(held[0])
         else:
             report = self.reports[0]
-            if len(self.reports) > 1 and all(each.reason == CANCELS for each in self.reports):
-                drawn = getattr(self.trainer, "temperature", getattr(self.trainer.args, "temperature", None))
-                at = f" (temperature {drawn:g})" if isinstance(drawn, (int, float)) else ""
-                yield Finding.suspected(
-                    "F10",
-                    f"in each of {len(self.reports)} steps the completions of a group are the same, or nearly{at}: a "
-                    f"reward function pays them the same, and no gradient is left.{self._where}",
-                    "a policy that is sure of its answer draws so too",
-                    "Draw with do_sample=True and a temperature near 1, and seed once, not before each draw.",
-                    part="completions",
-                )
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
             yield Finding.not_checked("F21", f"{report.reason}{hides}")
         if self.replaced and not self._reports("FOUND"):

@@ -123,17 +123,19 @@ def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
     return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
 
 
-def _divides_by_nothing(training: Training, own: Any) -> str:
+def _divides_by_nothing(training: Training, own: tuple[Any, dict[str, Any]] | None) -> str:
     """Return what a step of Adam makes of a weight in float16 whose gradient is small; empty where it is no harm.
 
     Its second moment and its epsilon are 0 there. Kernels that compute a step in float32 have no such trouble.
     """
     name = optimizer_name(training)
+    kind: Any = own[0] if own else torch.optim.AdamW
     epsilon = training.arguments.get("adam_epsilon") or 1e-8
-    kind, options = own or (torch.optim.AdamW, {"eps": epsilon, "fused": "fused" in name})
+    options = own[1] if own else {"eps": epsilon, "fused": "fused" in name}
     if not own and not name.startswith("adamw_torch"):
         return ""
-    weight, names = torch.nn.Parameter(torch.full((8,), 0.02, dtype=torch.float16)), inspect.signature(kind).parameters
+    weight = torch.nn.Parameter(torch.full((8,), 0.02, dtype=torch.float16, device="cpu"))
+    names = inspect.signature(kind).parameters
     weight.grad = torch.full_like(weight, 1e-5)
     with contextlib.suppress(Exception):  # an optimizer of the script's own, which may need what is not here
         kind([weight], **{name: value for name, value in options.items() if name in names}).step()
