@@ -482,6 +482,7 @@ def test_a_script_that_demands_a_gpu_is_run_once_more(wanted, effects, again, ru
     cli._judge(answer, session, tmp_path / "train.py", again)
     assert counts == [0, 1, 8][:runs] and bool(answer.error) == (runs == 1)
     assert any("demands a GPU" in note for note in answer.notes) == (runs > 1)
+    assert ("--try" in answer.error) == bool(effects)
 
 
 def test_rows_that_are_trained_on_differ_in_length():
