@@ -463,6 +463,9 @@ def test_a_demand_for_a_gpu_is_known_and_got_past(demand, tmp_path):
     with gpus.Told(own, 2).answering():
         exec(compile(text, str(script), "exec"), names)
         assert not torch.cuda.is_available()  # for another's code
+        exec(compile("def cut():\n    return torch.cuda.is_available()", gpus.__file__, "exec"), names)
+        exec(compile("cuts = cut()", str(script), "exec"), names)
+        assert names["cuts"] is False  # an argument that needs a GPU is cut all the same
     assert names["count"] == 2 and torch.cuda.device_count() == 0
 
 
