@@ -158,7 +158,7 @@ def _asked_of_cuda(cuda: Cuda, mapped: Mapped) -> dict[str, Any]:
             pass
 
         def elapsed_time(self, end: Any) -> float:
-            return 1e3 * (end._time - self._time)
+            return float(1e3 * (end._time - self._time))
 
     return {
         "Event": Event,
