@@ -159,6 +159,9 @@ def test_what_a_gpu_is_asked_unguarded(monkeypatch):
         torch.cuda.reset_max_memory_allocated(0)
         torch.cuda.set_per_process_memory_fraction(0.9)
         torch.cuda.set_device("cuda:0")
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record(), ended.record(), ended.synchronize()
+        assert began.elapsed_time(ended) >= 0
         with torch.cuda.device(0):
             assert torch.cuda.get_device_capability()[0] >= 8 and torch.cuda.current_device() == 0
         assert torch.cuda.get_device_properties(0).total_memory > 2**30

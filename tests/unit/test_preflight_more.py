@@ -23,6 +23,7 @@ from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.optimizer import OptimizerJudge
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
+from failurelab.preflight.judges.rows import prompt_ids
 from failurelab.preflight.judges.states import judge_saved, judge_states
 from failurelab.preflight.judges.updates import judge_updates
 from failurelab.preflight.script_text import Text
@@ -630,6 +631,21 @@ def test_equal_completions_of_a_prompt_get_one_reward(drawn):
         assert paid[0] == paid[1] and len(set(paid[:4])) == 3 and len(set(paid[4:])) == 1
     else:
         assert len(set(paid)) > 2  # else there would be no gradient
+
+
+@pytest.mark.parametrize("environments", [None, {"sums": object, "games": object}])
+def test_prompts_are_encoded_before_a_step_says_which_environment_they_have(environments):
+    """Later releases read it from their step: to ask before ended in an error, and another release was advised."""
+    trainer = types.SimpleNamespace(environment_factories=environments)
+
+    def encode(prompts):
+        kinds = trainer._batch_environments
+        return [
+            [len(prompt)] for prompt, kind in zip(prompts, kinds, strict=True) if kind in (environments or [None])
+        ], None
+
+    trainer._tokenize_prompts = encode
+    assert prompt_ids(trainer, ["3+4=", "10+4="]) == [[4], [5]] and not hasattr(trainer, "_batch_environments")
 
 
 def right_sums(completions, prompts, **_):

@@ -518,6 +518,9 @@ def test_a_demand_for_a_gpu_is_known_and_got_past(demand, tmp_path):
     with gpus.Told(own, 2).answering():
         exec(compile(text, str(script), "exec"), names)
         assert not torch.cuda.is_available()  # for another's code
+        exec(compile("def cut():\n    return torch.cuda.is_available()", gpus.__file__, "exec"), names)
+        exec(compile("cuts = cut()", str(script), "exec"), names)
+        assert names["cuts"] is False  # an argument that needs a GPU is cut all the same
     assert names["count"] == 2 and torch.cuda.device_count() == 0
 
 
@@ -537,6 +540,7 @@ def test_a_script_that_demands_a_gpu_is_run_once_more(wanted, effects, again, ru
     cli._judge(answer, session, tmp_path / "train.py", again)
     assert counts == [0, 1, 8][:runs] and bool(answer.error) == (runs == 1)
     assert any("demands a GPU" in note for note in answer.notes) == (runs > 1)
+    assert ("--try" in answer.error) == bool(effects)
 
 
 def test_rows_that_are_trained_on_differ_in_length():

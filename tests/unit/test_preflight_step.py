@@ -61,10 +61,11 @@ def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokeniz
     [
         (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
         (lambda own: own * 1.75, Verdict.NOT_CHECKED),
+        (lambda own: own / torch.arange(1, len(own) + 1), Verdict.NOT_CHECKED),
         (lambda own: own.roll(1), Verdict.FOUND),
         (lambda own: own.abs(), Verdict.FOUND),
     ],
-    ids=["bounded and scaled", "all scaled", "other rows'", "without a sign"],
+    ids=["bounded and scaled", "all scaled", "each scaled otherwise", "other rows'", "without a sign"],
 )
 def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
     """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""

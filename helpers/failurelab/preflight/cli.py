@@ -220,6 +220,8 @@ def _judge(answer: Answer, session: Session, script: pathlib.Path, again: bool |
             note = f"the script demands a GPU: it was told of {session.gpus}, and what it puts there is put on the CPU"
             first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
             break
+    if first.demands_gpu and again is None and first.effects:
+        first.error += f". Or --try: the script {first.effects[0]}, so it is not run again unasked, and told of a GPU"
     effects = list(first.effects)
     heard = {os.path.realpath(effect.what) for effect in effects}
     for folder in folders:

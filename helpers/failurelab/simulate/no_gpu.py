@@ -18,6 +18,7 @@ Sources: torch `overrides.TorchFunctionMode`, `utils._device.DeviceContext`; tra
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -143,7 +144,24 @@ def _asked_of_cuda(cuda: Cuda, mapped: Mapped) -> dict[str, Any]:
         def __init__(self, device: Any):
             super().__init__()
 
+    class Event:  # which times a step
+        def __init__(self, *_: Any, **__: Any):
+            self._time = time.perf_counter()
+
+        def record(self, *_: Any) -> None:
+            self._time = time.perf_counter()
+
+        def query(self) -> bool:
+            return True
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Any) -> float:
+            return float(1e3 * (end._time - self._time))
+
     return {
+        "Event": Event,
         "current_device": cuda.current_device,
         "set_device": cuda.set_device,
         "device": OneDevice,

@@ -5,6 +5,7 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from packaging.version import Version
 
@@ -85,7 +86,10 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any], other: Any = None) -> list[
     """
     own = getattr(trainer, "_tokenize_prompts", None)
     if own is not None:
-        return [list(ids) for ids in own(list(prompts))[0]]
+        # which environment each prompt has is known to trl in a step alone: here all have the first
+        names = [next(iter(getattr(trainer, "environment_factories", None) or [None]))] * len(prompts)
+        with mock.patch.object(trainer, "_batch_environments", names, create=True):
+            return [list(ids) for ids in own(list(prompts))[0]]
     tokenizer = tokenizer_of(trainer) or other
     texts = [prompt if isinstance(prompt, str) else render_prompt(trainer, prompt, tokenizer) for prompt in prompts]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]

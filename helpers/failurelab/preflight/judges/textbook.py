@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import inspect
-import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -484,8 +483,8 @@ def _reshaped(report: textbook.Comparison, own: Sequence[WithoutMethod]) -> str:
     """Return what the script makes of the trainer's advantages, where that may be meant; empty where it is not so.
 
     Its own method takes what the library made, as bounds and scaled penalties do, the gradient is the definition's with
-    the new advantages, and their sign and order have stayed. A mistake in rows (another group's, another process's, a
-    wrong sign) changes one of these.
+    the new advantages, and their sign has stayed. A mistake in rows (another group's, another process's, a wrong sign)
+    changes that; their order changes where lengths or groups are weighed.
     """
     method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
     if method is None or "super" not in _code(method).co_names or "advantages" not in _code(method).co_consts:
@@ -497,19 +496,23 @@ def _reshaped(report: textbook.Comparison, own: Sequence[WithoutMethod]) -> str:
         )
     if report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
         return ""
-    weights = sorted(report.solved[0].weights, key=lambda weight: weight.expected)
+    weights = report.solved[0].weights
     if not all(each.rows for each in weights):
         return ""
     scale = max(abs(each.solved) for each in weights)
-    ordered = all(one.solved <= other.solved + _LEFT_OVER * scale for one, other in itertools.pairwise(weights))
-    if not scale or not ordered or any(each.expected * each.solved < 0 for each in weights):
+    if not scale or any(_turned(each.expected, each.solved, _LEFT_OVER * scale) for each in weights):
         return ""
     most = max(weights, key=lambda weight: abs(weight.solved - weight.expected))
     return (
         f"{method.kind.__name__}.{method.name} gives rows other advantages than the trainer's ({most.name}: "
-        f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign and order; with them the gradient is the "
+        f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign; with them the gradient is the "
         "textbook's. Is that meant?"
     )
+
+
+def _turned(expected: float, solved: float, least: float) -> bool:
+    """Return whether a weight has another sign than the right one, or one where there is none."""
+    return abs(solved) > least and (expected * solved < 0 or abs(expected) <= least)
 
 
 def _other_loss(report: textbook.Comparison, own: Sequence[WithoutMethod], args: Any) -> str:

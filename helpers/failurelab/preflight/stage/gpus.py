@@ -48,7 +48,7 @@ class Told:
 
     def _answer(self, original: Callable[..., Any], answer: Any) -> Callable[..., Any]:
         def asked(*args: Any, **options: Any) -> Any:
-            if not self._own.asks(through=_PASS_ON):
+            if not self._own.asks(through=_PASS_ON, through_here=False):  # what is cut is cut for this machine
                 return original(*args, **options)
             self.asked = True
             return answer if self._count else original(*args, **options)
