@@ -129,9 +129,6 @@ tells what was measured in a cell with a failure, and leads to its evidence, a l
 `grep trl-0.19.1 evidence/atlas/trl.jsonl | python -m json.tool` lays one out. A test holds the
 [registry](symptoms.md) to these cells.
 
-F23's cells tell that no tensor of the adapter is trained. Whether the first step ends in an error then was not measured
-for each release: without a reference it does in trl 0.14, 0.22 and 1.16, see [F23](symptoms.md#f23).
-
 `OnlineDPOTrainer` is that of `trl.experimental` where there is one, as from 0.26 on. Under ZeRO-3 one process trains on
 a CPU, and DeepSpeed is that of the day. A tool is called by a stand-in for the model's generation. Not in the atlas:
 what needs a GPU or several (F5, F6), vLLM (F17, and F16 under `use_vllm`), or a person's own prompts and rewards (F10,
@@ -152,7 +149,6 @@ HEAD_ZH = """# 图谱：每个版本里的每个故障
 *not measured（没测出）*：preflight 判断不了，原因写在证据里。
 单独打开图片，鼠标停在有故障的格子上会显示测到了什么，点击进入证据，每个版本占一行：
 `grep trl-0.19.1 evidence/atlas/trl.jsonl | python -m json.tool` 把一行展开来看。
-F23 的格子只说适配器一个张量也没有训练；第一步会不会报错，没有逐个版本测，见 [F23](symptoms.md#f23)。
 """
 _WORDS = {
     "en": {
