@@ -140,7 +140,8 @@ def _not_in_force(training: Training) -> Iterator[Finding]:
     """
     for name, kept in training.too_late.items():
         said = f"{name} is set to {training.arguments.get(name)!r} after the trainer was made, which keeps {kept!r}"
-        yield _suspect_option(name, said, f"Set {name} before the trainer is made.")
+        why = "what else of it is read from the arguments later is not known"
+        yield Finding.suspected("given", said, why, f"Set {name} before the trainer is made.", part=name)
     args = training.trainer.args
     fields = {field.name: field.default for field in dataclasses.fields(args)} if dataclasses.is_dataclass(args) else {}
     for kind in type(args).__mro__:
