@@ -41,6 +41,8 @@ _CHINESE = {
     "and {} more completions (--json has all)": "还有 {} 个 completion（--json 里有全部）",
     # names and titles that the registry has not
     "missing name": "没有的名字", "wrong argument": "参数不对", "override": "重写", "callback": "回调",
+    "prompts and answers": "提示与答案",
+    "Prompts and answers that do not belong together": "提示和答案对不上",
     "evaluation": "评估", "checkpoint": "检查点",
     "loss's options": "损失的选项", "weights": "权重",
     "learning rate": "学习率", "one prompt": "只有一条", "untrained model": "未训练的模型",
