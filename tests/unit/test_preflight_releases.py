@@ -262,6 +262,7 @@ def test_the_statements_that_put_it_there_are_taken_out_and_no_method_is():
 
 class Parent:
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        inputs.get("kept from an earlier step")
         return inputs["x"].sum()
 
 
@@ -281,6 +282,12 @@ class Logs(Parent):
         return super().compute_loss(model, inputs)
 
 
+class LikeTheLibrary(Parent):
+    def compute_loss(self, model, inputs):
+        inputs.get("kept from an earlier step")
+        return super().compute_loss(model, inputs)
+
+
 class Scales(Parent):
     def compute_loss(self, model, inputs):
         return 1.0 * super().compute_loss(model, inputs)
@@ -294,7 +301,14 @@ class Changes(Parent):
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    [(HandsOn, Verdict.SUSPECTED), (Logs, Verdict.NOT_CHECKED), (Scales, None), (Changes, None), (Parent, None)],
+    [
+        (HandsOn, Verdict.SUSPECTED),
+        (LikeTheLibrary, Verdict.NOT_CHECKED),
+        (Logs, Verdict.NOT_CHECKED),
+        (Scales, None),
+        (Changes, None),
+        (Parent, None),
+    ],
 )
 def test_an_override_whose_result_is_the_library_s(kind, verdict):
     """`inputs.get` of a key that never comes, and then `super()`: nothing was said of it."""

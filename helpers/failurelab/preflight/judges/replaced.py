@@ -184,7 +184,7 @@ class OverrideJudge:
             result = method(*args, **kwargs)
         once = len(passed) == 1 and passed[0][0]
         known.append(once and result is passed[0][1][0] and _same(result, passed[0][1][1]))
-        self._reads.setdefault(name, _missing_key(vars(kind)[name], args, kwargs))
+        self._reads.setdefault(name, _missing_key(vars(kind)[name], original, args, kwargs))
         both = parent.__name__ in _LOSS_OF_BOTH_SIGNS and torch.is_grad_enabled()
         if both and name.endswith("compute_loss") and name not in self._slopes:
             with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
@@ -306,9 +306,12 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (isinstance(one, (str, int, float, bool)) and one == other)
 
 
-def _missing_key(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return a key that a function reads of a mapping that it is given, and that is not there; empty if none."""
-    tree = signature.parse(function)
+def _missing_key(function: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return a key that a function reads of a mapping that it is given, and that is not there; empty if none.
+
+    What the library's own method asks for too comes in some steps, and not in others.
+    """
+    tree, known = signature.parse(function), inspect.unwrap(original).__code__.co_consts
     names = [argument.arg for argument in tree.args.args[1:]] if tree else []
     given = {name: value for name, value in [*zip(names, args), *kwargs.items()] if isinstance(value, Mapping)}
     for node in ast.walk(tree) if tree else ():
@@ -321,6 +324,6 @@ def _missing_key(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         elif isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
             whom, key = node.comparators[0], node.left
         its = given.get(getattr(whom, "id", ""))
-        if its is not None and isinstance(value := getattr(key, "value", None), str) and value not in its:
+        if its is not None and isinstance(value := getattr(key, "value", None), str) and value not in (*its, *known):
             return value
     return ""
