@@ -593,7 +593,15 @@ EVERY_FIELD = Finding(
     round=2,
     hidden=True,
     own=True,
+    mild=True,
 )
+
+
+def test_what_is_mild_stands_last():
+    """A suspicion of what is learned comes before what costs memory and is sure."""
+    memory = Finding("F3a", "e", "r", verdict=Verdict.NAMED, mild=True)
+    answer = Answer("train.py", findings=[memory, Finding.suspected("F19", "e", "w")])
+    assert [each.failure for each in answer.accusations] == ["F19", "F3a"] and answer.exit_status == 1
 
 
 def test_an_answer_is_the_same_behind_a_pipe():

@@ -115,6 +115,7 @@ class Finding:
         round: in which it was named, from 1.
         hidden: whether the first run did not show it, for another failure hid it.
         own: whether the script's own code changes what has it, so that no other release of a library need heal it.
+        mild: whether what is learned hardly changes by it: it costs memory, or is a constant size that Adam cancels.
     """
 
     failure: str
@@ -136,6 +137,7 @@ class Finding:
     round: int = 0
     hidden: bool = False
     own: bool = False
+    mild: bool = False
 
     @classmethod
     def suspected(cls, failure: str, evidence: str, why: str, repair: str = "", **more: Any) -> "Finding":
@@ -301,8 +303,8 @@ class Answer:
 
     @property
     def accusations(self) -> list[Finding]:
-        """What is named, then what is suspected."""
-        return [*self.named, *self.suspected]
+        """What is named, then what is suspected; behind both what is mild."""
+        return sorted([*self.named, *self.suspected], key=lambda finding: finding.mild)
 
     @property
     def left_by_patch(self) -> list[Finding]:

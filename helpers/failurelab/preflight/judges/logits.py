@@ -97,6 +97,7 @@ class LogitsJudge:
                 f"failurelab.logits.repair(model), as in the diff; or {self._versions()}",
                 undo=LOGITS_REPAIRED,
                 figures=figures,
+                mild=True,
             )
         if self._rows_wanted:
             evidence = (

@@ -45,8 +45,8 @@ _FAILURES = {
     "rows of the prompt": "F3b",
     "scores shifted by one": "F3b",
     "temperature": "F15",
-    "no attention mask and no temperature": "F15",
 }
+_CONTROLS = ("opposite sign", "scores shifted by one")  # which have to be seen, where a gradient holds
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
 CUT_AWAY = {  # options that the cut training lacks, and what they would do to the gradient
@@ -61,11 +61,13 @@ CUT_AWAY = {  # options that the cut training lacks, and what they would do to t
     "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
 }
 _OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
+_CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
+_WITHOUT_MASK = ("no attention mask", "no attention mask and no temperature")
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
     "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
     "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
-    "no attention mask": "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
+    **dict.fromkeys(_WITHOUT_MASK, "trl 0.15 or later; or prompts of one length in a batch (TRL #2708)."),
 }
 _WITH_MASK = """\
 def add_mask(model, args, kwargs):
@@ -314,7 +316,7 @@ class StepJudge(TrainerCallback):
             said += f" Here {mixed}."
         if not own and not self.replaced and report.named == _ACCUMULATION:
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
-            why = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
+            why = _CANCELS
             if failure == "F21" and report.apart and self._cancels_size():  # a run that learns as it would
                 times = f"this release's own trainer makes a gradient {report.apart.size:.3g} times the textbook's"
                 self.training.notes.append(f"F21: {times} ({report.line}); {why}. {repair}")
@@ -325,8 +327,15 @@ class StepJudge(TrainerCallback):
             else:
                 yield Finding.suspected(failure, said, why, repair, undo=undo)
         else:
-            yield Finding(failure, said, repair, undo=undo, tried=tried, own=bool(own or self.replaced))
-        besides = failure != "F15" and "temperature" in report.line
+            apart = report.apart and dataclasses.replace(report.apart, size=1.0)
+            mild = failure == "F15" and apart is not None and report.floor.holds(apart) and self._cancels_size()
+            said = f"{said.removesuffix('.')}; {_CANCELS}" if mild else said
+            yield Finding(failure, said, repair, undo=undo, tried=tried, own=bool(own or self.replaced), mild=mild)
+        planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
+        if failure == "F15" and planted:
+            evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
+            yield Finding.held("F21", evidence, "; ".join(planted))
+        besides = failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1])
         if besides:
             said = f"step {report.step}: these scores lack the temperature too"
             yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
@@ -375,7 +384,7 @@ class StepJudge(TrainerCallback):
             "F3b": LOGITS_REPAIRED,
             "F15": Arguments({"temperature": 1.0}),
             "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
-            "no attention mask": Statement(_WITH_MASK),
+            **dict.fromkeys(_WITHOUT_MASK, Statement(_WITH_MASK)),
         }
         if not own and named == _ACCUMULATION:
             given = self.training.arguments
@@ -405,7 +414,7 @@ class StepJudge(TrainerCallback):
             evidence += f". This does not show: {', '.join(hidden)}"
         if cut := cut_away(self.training):
             return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
-        blind = [name for name in ("opposite sign", "scores shifted by one") if not first.sees(name)]
+        blind = [name for name in _CONTROLS if not first.sees(name)]
         if blind:
             return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
