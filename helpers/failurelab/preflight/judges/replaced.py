@@ -189,7 +189,8 @@ class OverrideJudge:
         if both and name.endswith("compute_loss") and name not in self._slopes:
             with unseen(), keep_random_state(), contextlib.suppress(Exception):  # of the script's own, in an odd place
                 slope = functools.partial(_slope, method, parent, name, args, kwargs)
-                self._slopes[name] = slope(-0.1), slope(0.1)
+                below, above = (torch.full_like(result.detach(), value).requires_grad_() for value in (-0.1, 0.1))
+                self._slopes[name] = slope(below), slope(above)
         return result
 
     def answers(self) -> Iterator[Finding]:
@@ -266,9 +267,8 @@ def _never_called(thing: Any, own: Callable[[str], bool]) -> Iterator[Finding]:
         )
 
 
-def _slope(method: Any, parent: type, name: str, args: Any, kwargs: Mapping[str, Any], value: float) -> float:
-    """Return how much of its parent's loss an override hands on, where that has this value."""
-    loss = torch.tensor(value, requires_grad=True)
+def _slope(method: Any, parent: type, name: str, args: Any, kwargs: Mapping[str, Any], loss: Any) -> float:
+    """Return how much of its parent's loss an override hands on, where that is this one, a number with a gradient."""
     with mock.patch.object(parent, name, lambda *_, **__: loss):
         result = method(*args, **kwargs)
     (slope,) = torch.autograd.grad(result, loss)
