@@ -1175,6 +1175,105 @@ def test_a_reply_that_is_never_read(function, fault, tokenizer):
     assert told == [("F10", fault)] * bool(fault)
 
 
+def hides(read, errors=Exception):
+    """Return a reward whose own except hides what `read` raises, and pays 0 then."""
+
+    def reward(completions, answer, **columns):
+        paid = []
+        for place, (completion, right) in enumerate(zip(map(text, completions), answer)):
+            try:
+                value = read(completion, right, {name: its[place] for name, its in columns.items() if its})
+            except errors:
+                value = 0.0
+            paid.append(value)
+        return paid
+
+    return reward
+
+
+def no_copy(said, right, row):
+    return -1.0 if said in row["question"] else float(said == right)
+
+
+def undefined(said, right, row):
+    return float(said == normalized(right))  # noqa: F821
+
+
+def misfitting(said, right, row):
+    return exact([said], answer=[right], strict=True, tolerance=0)[0] + miss([said])[0]
+
+
+def in_json(said, right, row):
+    return float(json.loads(said)["unheard_of"] == right)
+
+
+def in_a_box(said, right, row):
+    return float(re.search(r"~~~(.+)~~~", said).group(1) == right)
+
+
+def as_whole_number(said, right, row):
+    return float(int(said.removeprefix("!?")) == 10**6)
+
+
+def messages_tried_first(completions, **_):
+    said = []
+    for each in completions:
+        try:
+            said.append(each[0]["content"])
+        except Exception:
+            said.append(each)
+    return [float("~~" in each) for each in said]
+
+
+def executed(together):
+    """Return a reward that executes a completion, and then looks into what it has defined."""
+
+    def run(said, right, row):
+        space = {}
+        exec(said, space if together else {})
+        exec("assert value", space)
+        return float(space["value"] == 8)
+
+    return run
+
+
+CODE = PLAIN | {"answer": [f"value = {answer}" for answer in (7, 8, 9, 10)]}
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "fault", "words"),
+    [
+        (hides(no_copy), CHAT, "column", "KeyError: 'question'"),
+        (hides(no_copy, KeyError), PLAIN, "column", "KeyError: 'question'"),
+        (hides(undefined), PLAIN, "swallowed", "name 'normalized' is not defined"),
+        (hides(misfitting), PLAIN, "swallowed", "missing 1 required positional argument"),
+        (hides(executed(False)), CODE, "swallowed", "name 'value' is not defined"),
+        (hides(no_copy), PLAIN | {"question": PLAIN["prompt"]}, "", ""),
+        (hides(in_json), PLAIN, "", ""),
+        (hides(in_a_box), CHAT, "", ""),
+        (hides(as_whole_number), PLAIN, "", ""),
+        (messages_tried_first, PLAIN, "", ""),
+        (hides(executed(True)), CODE, "", ""),
+    ],
+)
+def test_an_error_that_a_function_hides_itself(function, rows, fault, words, tokenizer):
+    """What no completion can help is told; a text that cannot be read is none of it."""
+    accused = [answer for answer in judge(function, rows, tokenizer) if answer.accuses]
+    assert [(answer.failure, answer.fault) for answer in accused] == [("F14", fault)] * bool(fault)
+    assert all(words in answer.evidence for answer in accused)
+
+
+def test_a_package_that_a_function_misses_and_hides_is_not_here(tokenizer):
+    def verified(said, right, row):
+        import a_package_for_mathematics
+
+        return a_package_for_mathematics.verify(said, right)
+
+    answers = judge(hides(verified), PLAIN, tokenizer)
+    assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED]
+    assert "a_package_for_mathematics, which is not installed here" in answers[0].why
+
+
 def in_both(prompts, completions, answer, **_):
     said = ["".join(m["content"] for m in prompt) + text(c) for prompt, c in zip(prompts, completions)]
     found = [re.search(r"<answer>(.*?)</answer>", both) for both in said]

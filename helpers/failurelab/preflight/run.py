@@ -150,7 +150,7 @@ class OwnFiles:
             self._show(loader.path)
             return compile(self.read(loader.path), loader.path, "exec", dont_inherit=True)
 
-        if self._real in self.change.files:
+        if self._real in self.change.files or self._real.endswith(".ipynb"):  # whose lines are those of its cells
             self._show(self._script)
         return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 

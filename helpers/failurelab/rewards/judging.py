@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from failurelab.rewards import asking, figures, forms, signature, valley
+from failurelab.rewards import asking, figures, forms, signature, swallowed, valley
 from failurelab.rewards.asking import Reply
 from failurelab.rewards.causes import (
     GIVE_DOTALL,
@@ -187,6 +187,8 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
         return flag
     if blind and x.asks_reference and (flag := cause_of(x, said, ["column", "reference"])):
         return flag
+    if blind and (x.asks_reference or signature.hands_on_the_rest(x.function)) and (flag := swallowed.find(x)):
+        return flag
     if less and not more and x.asks_reference and rows_less == _judged_rows(x):
         return _less_for_right(x, less, totals)
     if flag := _line_breaks(x) or _shown_form(x) or _last_line_break(x):
@@ -215,7 +217,7 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
     if signature.gives_constant(x.function):
         said += ": its value depends on no input, for its text has no other number"
         return _suspect(x, said, "only its text was read")
-    if flag := own_list(x) or cause_of(x, said):
+    if flag := own_list(x) or cause_of(x, said) or swallowed.find(x):
         return flag
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
