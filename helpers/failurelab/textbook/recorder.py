@@ -361,7 +361,8 @@ class Recorder:
         for name, lines in wrong.items():
             said, count = lines[0], f"of {len(lines)} of {len(rows)} completions"
             if name == turns.MASK:
-                said, count = f"env_mask {said}", f"{count}; in all {foreign} of {counted} tokens trained on were given"
+                name_of = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
+                said, count = f"{name_of} {said}", f"{count}; in all {foreign} of {counted} tokens trained on were given"
             self._turns.append((name, f"{said} ({count})"))
         self._drawn += rows
 
