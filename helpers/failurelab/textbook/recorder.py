@@ -361,8 +361,9 @@ class Recorder:
         for name, lines in wrong.items():
             said, count = lines[0], f"of {len(lines)} of {len(rows)} completions"
             if name == turns.MASK:
-                name_of = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
-                said, count = f"{name_of} {said}", f"{count}; in all {foreign} of {counted} tokens trained on were given"
+                told_by = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
+                count = f"{count}; in all {foreign} of {counted} tokens trained on were given"
+                said = f"{told_by} {said}"
             self._turns.append((name, f"{said} ({count})"))
         self._drawn += rows
 
