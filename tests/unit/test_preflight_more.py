@@ -400,6 +400,8 @@ def test_planned_steps_are_those_of_the_trainer(tmp_path):
         ({"learning_rate": 5e-7}, {}, ""),
         ({"learning_rate": 5e-5}, {"large": True}, "a whole model"),
         ({"learning_rate": 5e-6}, {"large": True}, ""),
+        ({}, {"large": True, "own": torch.optim.AdamW}, "a whole model"),
+        ({}, {"large": True, "own": torch.optim.SGD}, ""),
         ({"warmup_steps": 1000, "max_steps": 100}, {}, "never reached"),
         ({"max_steps": 100}, {"schedule": 1}, "0 for 99 of about 100 planned steps, from step 2 on"),
         ({"max_steps": 100}, {"schedule": 100}, ""),
@@ -417,6 +419,8 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
     if options.get("large"):
         sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936}
         given["loaded"] = types.SimpleNamespace(text_config=None, _name_or_path="x", **sizes)
+    if "own" in options:
+        given["keywords"] = {"optimizer_cls_and_kwargs": (options["own"], {"lr": 1e-3})}
     if "schedule" in options:
         given["keywords"] = {"optimizers": scheduled(options["schedule"])}
     before = given.get("keywords", {}).get("optimizers")

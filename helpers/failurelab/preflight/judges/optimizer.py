@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerCallback
 from failurelab._unwrap import has_adapter
 from failurelab.handles import unseen
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.judges.plan import LOW_SUM, planned_rates
+from failurelab.preflight.judges.plan import LARGE, LOW_SUM, planned_rates, policy_size
 from failurelab.preflight.repairs import Keyword
 from failurelab.preflight.stage import models
 from failurelab.preflight.training import Training
@@ -122,7 +122,7 @@ class OptimizerJudge(TrainerCallback):
             why = "the rewards of the cut run are its own; whether a run comes back from that, its first steps show"
             more["figures"] = (Quantity("divergence of a step", farthest.diverged, "nats a token"),)
             yield Finding.suspected("rate", f"{said}: it is another policy then", why, repair, **more)
-        elif beyond and not reached:
+        elif beyond and not reached and policy_size(self._training) < LARGE:  # of large ones the plan is told
             said = f"a whole model is trained with {kind} at a learning rate of {rate:g}, and a step moves an element "
             said += "by about the rate: runs of GRPO have 1e-7 to 1e-5, and small models up to 5e-3"
             why = "what a step makes of this policy takes its real weights to see (--real-model)"
