@@ -400,6 +400,8 @@ def test_planned_steps_are_those_of_the_trainer(tmp_path):
         ({"learning_rate": 5e-7}, {}, ""),
         ({"learning_rate": 5e-5}, {"large": True}, "a whole model"),
         ({"learning_rate": 5e-6}, {"large": True}, ""),
+        ({}, {"large": True, "own": torch.optim.AdamW}, "a whole model"),
+        ({}, {"large": True, "own": torch.optim.SGD}, ""),
         ({"warmup_steps": 1000, "max_steps": 100}, {}, "never reached"),
         ({"max_steps": 100}, {"schedule": 1}, "0 for 99 of about 100 planned steps, from step 2 on"),
         ({"max_steps": 100}, {"schedule": 100}, ""),
@@ -417,6 +419,8 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
     if options.get("large"):
         sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936}
         given["loaded"] = types.SimpleNamespace(text_config=None, _name_or_path="x", **sizes)
+    if "own" in options:
+        given["keywords"] = {"optimizer_cls_and_kwargs": (options["own"], {"lr": 1e-3})}
     if "schedule" in options:
         given["keywords"] = {"optimizers": scheduled(options["schedule"])}
     before = given.get("keywords", {}).get("optimizers")
@@ -577,6 +581,46 @@ def test_steps_that_do_not_move_the_weights_are_told(name, tmp_path):
             if how.get("follows"):
                 judged.trainer.ref_model = deepcopy(model)
     assert [answer.key for answer in judge.answers() if answer.accuses] == [told] * bool(told)
+
+
+HEIGHTS = {  # a rate, whether the model was cut, what is told (the key, and its figures), and what else is done
+    "2e-2": (2e-2, False, ("rate:high", 1), {}),
+    "2e-2 of a model that was cut": (2e-2, True, ("rate:high", 0), {}),
+    "2e-2 behind a long warm-up": (2e-2, False, ("rate:high", 0), {"cut": 1e-4}),
+    "3e-3": (3e-3, False, (), {}),
+    "5e-3 of a model that was cut": (5e-3, True, (), {}),
+    "SGD": (2e-2, True, (), {"optimizer": torch.optim.SGD}),
+    "an adapter": (2e-2, False, (), {"adapt": small.lora}),
+    "an adapter on a model that was cut": (2e-2, True, (), {"adapt": small.lora}),
+    "some matrices": (2e-2, True, (), {"adapt": lambda model: frozen(model)}),
+}
+
+
+def frozen(model):
+    for name, weight in model.named_parameters():
+        weight.requires_grad = name.startswith("model.layers.0")
+    return model
+
+
+@pytest.mark.parametrize("name", HEIGHTS)
+def test_a_rate_at_which_one_step_makes_another_policy(name, model, tmp_path):
+    """A tool had left out the rate that it was given: its default was 2e-2, and nothing was said."""
+    rate, cut, told, how = HEIGHTS[name]
+    model = how.get("adapt", lambda model: model)(model)
+    judged = planned(tmp_path, model=model, config={"max_steps": 100, "learning_rate": rate}, small=cut)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = how.get("optimizer", torch.optim.AdamW)(trained, lr=how.get("cut", rate))
+    judged.trainer.optimizer, judged.trainer.add_callback = optimizer, lambda callback: None
+    judged.trainer.remove_callback, judged.finished = lambda callback: None, True
+    judge, ids = OptimizerJudge(judged), torch.arange(1, 9)[None]
+    with judge.listening():
+        judge.on_train_begin(None, None, None, optimizer=optimizer)
+        for _ in range(3):
+            model(input_ids=ids, labels=ids).loss.neg().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    answers = [answer for answer in judge.answers() if answer.accuses]
+    assert [(answer.key, len(answer.figures)) for answer in answers] == [told] * bool(told)
 
 
 class Undecorated(trl.GRPOConfig):

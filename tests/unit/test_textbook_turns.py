@@ -167,6 +167,104 @@ def test_a_mask_whose_draws_were_not_seen_is_believed_and_said(model, tokenizer,
     assert report.verdict == "HELD" and any("believed" in line for line in report.not_shown)
 
 
+def by_hand(trainer, contexts, cached=False, runs_on=True, tokens=4):
+    """Draw behind each of these ids by calls of the model, in one batch, padded on the left; cut at the end."""
+    end, width = trainer.processing_class.eos_token_id, max(map(len, contexts))
+    ids = torch.tensor([[PAD] * (width - len(own)) + own for own in contexts])
+    mask, drawn, cache = (ids != PAD).long(), [[] for _ in contexts], None
+    for _ in range(tokens):
+        asked = {"input_ids": ids[:, -1:], "past_key_values": cache} if cache else {"input_ids": ids}
+        with torch.no_grad():
+            output = trainer.model(**asked, attention_mask=mask, use_cache=cached)
+        cache = output.past_key_values if cached else None
+        new = torch.multinomial(output.logits[:, -1].softmax(-1), 1)
+        if not runs_on:
+            new = torch.where(torch.tensor([[end in own] for own in drawn]), PAD, new)
+        ids, mask = torch.cat([ids, new], 1), torch.cat([mask, torch.ones_like(new)], 1)
+        drawn = [[*own, int(token)] for own, token in zip(drawn, new)]
+        if all(end in own for own in drawn):
+            break
+    return [own[: own.index(end) + 1] if end in own else own for own in drawn]
+
+
+PAD = 0
+
+
+def loop(change=lambda answer: answer, turns=2, alone=False, beside=False, **how):
+    """Return a rollout function that draws by hand, with replies of an environment between its turns."""
+
+    def rollout(prompts, trainer):
+        tokenizer = trainer.processing_class
+
+        def encode(text):
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+        def draw(contexts):
+            if alone:
+                return [by_hand(trainer, [own], **how)[0] for own in contexts]
+            return by_hand(trainer, contexts, **how)
+
+        asked, reply = [encode(prompt) for prompt in prompts], encode(" sure? 1+1=")
+        ids, masks = [[] for _ in asked], [[] for _ in asked]
+        for turn in range(turns):
+            if turn:
+                ids, masks = [own + reply for own in ids], [mask + [0] * len(reply) for mask in masks]
+            new = draw([prompt + own for prompt, own in zip(asked, ids)])
+            ids, masks = [own + row for own, row in zip(ids, new)], [m + [1] * len(row) for m, row in zip(masks, new)]
+        if beside:  # such as a judge's word
+            draw([encode("is it right?")])
+        return change({"prompt_ids": asked, "completion_ids": ids, "logprobs": None, "env_mask": masks})
+
+    return rollout
+
+
+def without_mask(answer):
+    return answer | {"env_mask": None}
+
+
+def ended(answer):
+    """Put an end behind each completion, which nobody drew."""
+    end = [2]
+    return answer | {"completion_ids": [ids + end for ids in answer["completion_ids"]], "env_mask": None}
+
+
+def prefilled(answer):
+    """Take the beginning of the prompt's end into the completion, masked."""
+    ids = [prompt[-1:] + own for prompt, own in zip(answer["prompt_ids"], answer["completion_ids"])]
+    prompts = [prompt[:-1] for prompt in answer["prompt_ids"]]
+    masks = [[0, *mask] for mask in answer["env_mask"]]
+    return answer | {"completion_ids": ids, "prompt_ids": prompts, "env_mask": masks}
+
+
+LOOPS = [  # rollouts by hand, and what is said of the mask
+    (loop(without_mask, alone=True), "marks no token as given"),
+    (loop(without_mask, alone=True, cached=True), "marks no token as given"),
+    (loop(without_mask, runs_on=False), "marks no token as given"),
+    (loop(masked(lambda mask: [1 - own for own in mask]), alone=True), "the opposite of what was drawn"),
+    (loop(masked(lambda mask: [1, *mask[:-1]]), alone=True, cached=True), "shifted by one to the right"),
+    (loop(alone=True), ""),
+    (loop(alone=True, cached=True), ""),
+    (loop(cached=True, runs_on=False), ""),
+    (loop(runs_on=False), ""),
+    (loop(runs_on=True), ""),
+    (loop(without_mask, turns=1), ""),
+    (loop(without_mask, turns=1, alone=True, cached=True), ""),
+    (loop(ended, turns=1, alone=True), ""),
+    (loop(prefilled, turns=1, alone=True), ""),
+    (loop(without_mask, turns=1, beside=True), ""),
+    (loop(beside=True), ""),
+]
+
+
+@pytest.mark.parametrize(("rollout", "said"), LOOPS)
+def test_a_mask_is_looked_at_beside_what_the_policy_was_asked_for_by_hand(rollout, said, model, tokenizer, tmp_path):
+    """Of a loop that calls the model no draw was seen: the environment's tokens were trained on, and that was HELD."""
+    assert tokenizer.pad_token_id == PAD
+    report = compare(trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout)]))
+    assert report.verdict == ("FOUND" if said else "HELD"), report.reason
+    assert said in report.reason
+
+
 def test_a_template_that_renders_the_next_turn_anew(model, tokenizer, tmp_path):
     """Here it leaves the first token of the answer out, as one that takes the thoughts off does."""
     again = rollout(again=lambda ids: ids[1:] or ids)

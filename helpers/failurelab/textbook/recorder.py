@@ -143,6 +143,7 @@ class Recorder:
         self._library_scores = False  # whether trl's own method draws and scores now
         self._drawn: list[Row] = []
         self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
+        self._contexts: turns.AskedContexts | None = None  # where its own code asks the policy for a token
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
         self._not_seen: list[str] = []
         self._temperature: float | None = None  # that they were drawn at
@@ -181,6 +182,8 @@ class Recorder:
         model = trainer.accelerator.unwrap_model(trainer.model)
         if getattr(trainer, "rollout_func", None) is not None:
             stack.enter_context(wrap_method(trainer, "rollout_func", self._rollout, "textbook: rollouts recorded"))
+            hook = model.register_forward_pre_hook(self._note_call, with_kwargs=True)
+            stack.callback(hook.remove)
         stack.enter_context(wrap_method(model, "generate", self._generate, "textbook: drawn tokens recorded"))
         for engine in engines_of(trainer, self._encode):
             around = functools.partial(self._ask_engine, engine)
@@ -306,28 +309,40 @@ class Recorder:
     def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._listens:
             return method(*args, **kwargs)
-        self._within = []
+        self._within, contexts = [], turns.AskedContexts(pad_id(self.trainer))
+        self._contexts = contexts
         try:
             output = method(*args, **kwargs)
         finally:
-            drawn, self._within = self._within, None
-        self._safely(self._record_rollouts, output, drawn)
+            drawn, self._within, self._contexts = self._within, None, None
+        self._safely(self._record_rollouts, output, drawn, contexts.contexts)
         return output
 
-    def _record_rollouts(self, output: dict[str, Any], drawn: Sequence[Row] = ()) -> None:
+    def _note_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._contexts is not None and not is_unseen():
+            self._safely(self._contexts.note, args, kwargs)
+
+    def _record_rollouts(
+        self, output: dict[str, Any], drawn: Sequence[Row] = (), contexts: set[Ids] | None = None
+    ) -> None:
         """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
         ends, none = self._ends(None), [None] * len(prompts)
         masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
         rows, left, wrong = [], list(drawn), dict[str, list[str]]()
-        for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
+        returned, counted, foreign = [], 0, 0
+        for prompt, completion in zip(prompts, completions, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
-            row = Row(tuple(int(token) for token in prompt), ids, bool(ids) and ids[-1] in ends, padded=width)
-            true = turns.match(row, left, pad_id(self.trainer))
-            if true is not None:
+            returned.append(Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width))
+        by_hand = turns.drawn_by_hand(returned, None if drawn else contexts, ends | {pad_id(self.trainer)})
+        for row, mask, logps, asked in zip(returned, masks, scores, by_hand, strict=True):
+            ids, true = row.completion, turns.match(row, left, pad_id(self.trainer)) or asked
+            if true in left:
                 left.remove(true)
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
+            counted += sum(map(bool, told))
+            foreign += sum(bool(own) and true is not None and place in true.given for place, own in enumerate(told))
             if line := turns.wrong_mask(row, told, true):
                 wrong.setdefault(turns.MASK, []).append(line)
             given = {place for place, own in enumerate(told[: len(ids)]) if not own} if true is None else true.given
@@ -344,8 +359,12 @@ class Recorder:
         if len(left) > len(drawn) - len(rows) and (line := turns.rendered_anew(drawn, self._decode)):
             wrong.setdefault(turns.RENDERED, []).append(line)
         for name, lines in wrong.items():
-            said = "env_mask " * (name == turns.MASK) + lines[0]
-            self._turns.append((name, f"{said} (of {len(lines)} of {len(rows)} completions)"))
+            said, count = lines[0], f"of {len(lines)} of {len(rows)} completions"
+            if name == turns.MASK:
+                told_by = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
+                count = f"{count}; in all {foreign} of {counted} tokens trained on were given"
+                said = f"{told_by} {said}"
+            self._turns.append((name, f"{said} ({count})"))
         self._drawn += rows
 
     def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -384,6 +403,7 @@ class Recorder:
         return _decode(_tokenizer(self.trainer), ids)
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._contexts = None  # its draws are known by their ids
         if several() and self._listens and not self._random:
             self._random = _random_state(self.trainer.model)
         output = method(*args, **kwargs)

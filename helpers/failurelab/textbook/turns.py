@@ -2,12 +2,14 @@
 
 A later turn is drawn behind a prompt that begins with an earlier prompt and its completion. What stands between that
 completion and the new tokens was given: by a tool, an environment, or the template of the chat. Given tokens are read,
-and not trained on. Where the later prompt begins with the earlier one and goes on with other ids than were drawn, the
-template or the tokenizer has rendered the turn anew (F18).
+and not trained on. A loop of one's own that calls the model shows it too: a token before which the policy was never
+asked for the next one was not drawn. Where the later prompt begins with the earlier one and goes on with other ids than
+were drawn, the template or the tokenizer has rendered the turn anew (F18).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,6 +19,7 @@ RENDERED = "a turn rendered otherwise than it was drawn"
 MASK = "the environment's mask"
 Decode = Callable[[Ids], str]
 SHOWN = 4  # ids of a line
+_MOST = 1 << 22  # ids of all contexts that are kept, 32 MiB
 
 
 def join(known: Sequence[Row], drawn: Sequence[Row]) -> list[Row]:
@@ -153,3 +156,71 @@ def wrong_mask(row: Row, mask: Sequence[int], true: Row | None) -> str:
     if told[:-1] == right[1:]:
         return f"is shifted by one to the left: {counts}"
     return f"is the opposite of what was drawn: {counts}" if len(away) == length else f"is wrong: {counts}"
+
+
+class AskedContexts:
+    """The ids behind which a model was asked for the next token, by its own calls, with a cache or without.
+
+    Attributes:
+        contexts: without padding on their left; None where a call's ids are not known, or where they are too many.
+    """
+
+    def __init__(self, pad: int):
+        self.contexts: set[Ids] | None = set()
+        self._pad, self._last, self._width, self._left = pad, list[Ids](), 0, _MOST
+
+    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take the arguments of one call of the model."""
+        ids, cache = kwargs.get("input_ids", args[0] if args else None), kwargs.get("past_key_values")
+        if self.contexts is None or not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+            self.contexts = None
+            return
+        length = getattr(cache, "get_seq_length", None)
+        cached = int(length()) if length else self._width if cache else 0
+        self._left -= len(ids) * (cached + ids.shape[1])
+        if self._left < 0 or (cached and (cached != self._width or len(ids) != len(self._last))):
+            self.contexts = None
+            return
+        kept: Any = kwargs.get("attention_mask")
+        kept = ids.new_ones(ids.shape) if cached or getattr(kept, "shape", None) != ids.shape else kept
+        new = [tuple(row[own.bool()].tolist()) for row, own in zip(ids, kept)]
+        new = [before + row for before, row in zip(self._last, new)] if cached else new
+        self._last, self._width = new, cached + ids.shape[1]
+        self.contexts |= {row[next((at for at, token in enumerate(row) if token != self._pad), 0) :] for row in new}
+
+
+def drawn_by_hand(rows: Sequence[Row], contexts: set[Ids] | None, closing: Collection[int]) -> list[Row | None]:
+    """Return the rows with the places where no token was drawn, for there the policy was asked for none.
+
+    None stands for a row of which that is not known: nothing is asked within it, or other texts were asked about, whose
+    tokens may stand here. Ends and padding behind the last token that was drawn are nobody's.
+
+    Args:
+        rows: that a rollout function returned.
+        contexts: see `AskedContexts`.
+        closing: ids of ends and of the padding, which a loop may put behind a completion that is over.
+    """
+    whole = [row.prompt + row.completion for row in rows]
+    known = {ids[:length] for row, ids in zip(rows, whole) for length in range(len(row.prompt), len(ids) + 1)}
+    over = {_without_closing(ids, closing) for ids in whole}
+    for context in (contexts or set()) - known:
+        bare = _without_closing(context, closing)
+        if bare not in known and not any(context[: len(ids)] == ids for ids in over):
+            return [None] * len(rows)
+    judged: list[Row | None] = []
+    for row, ids in zip(rows, whole):
+        start, last = len(row.prompt), len(_without_closing(ids, closing))
+        given = {place for place in range(len(row.completion)) if ids[: start + place] not in (contexts or set())}
+        # a batch goes on behind an end that one of its rows has reached
+        given |= {at + 1 for at, token in enumerate(row.completion[:-1]) if token in closing and at not in given}
+        given -= set(range(max(last - start, 0), len(row.completion)))
+        own = len(given) < min(len(row.completion), max(last - start, 1))
+        judged.append(dataclasses.replace(row, given=frozenset(given)) if own and contexts else None)
+    return judged
+
+
+def _without_closing(ids: Ids, closing: Collection[int]) -> Ids:
+    length = len(ids)
+    while length and ids[length - 1] in closing:
+        length -= 1
+    return ids[:length]

@@ -1,7 +1,8 @@
 """F23: trainable tensors that the optimizer does not hold, so that no step changes the model; and steps without effect.
 
 Each step of the optimizer is looked at: its learning rate, whether there is any gradient, how far it moves the weights,
-and whether they are still there at the end. A callback that sets the rate or the weights shows in no argument.
+and whether they are still there at the end. A callback that sets the rate or the weights shows in no argument. Where
+the weights are the real ones, it is measured how far a step moves the policy; a random model hardly shows that.
 
 Upstream: the registry's F23.
 """
@@ -15,23 +16,38 @@ import torch
 from transformers.trainer_callback import TrainerCallback
 
 from failurelab._unwrap import has_adapter
+from failurelab.handles import unseen
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.judges.plan import LOW_SUM, planned_rates
+from failurelab.preflight.judges.plan import LARGE, LOW_SUM, planned_rates, policy_size
 from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.stage import models
 from failurelab.preflight.training import Training
 
 _SAMPLED = 4096  # elements of a tensor
 _SHARE, _EPSILON, _CLIP = 0.05, 1e-6, 1e-4  # of the rate, which an element is moved by; of Adam; of a gradient's norm
+# Published runs of GRPO train whole models at 1e-7 to 1e-5, and no healthy script of the corpora has more than 5e-3. A
+# step of the cut run moved the small policy that ships by at most 0.04 nats a token at 1e-3, by 0.6 at 3e-3, 2.3 at
+# 5e-3, 7.1 at 1e-2, and 12 at 2e-2, where real training was lost in its first step.
+_BEYOND = 1e-2  # a learning rate of AdamW's
+_COLLAPSE = (5.0, 1.0)  # divergences of a step in nats a token: at any rate, and at one beyond
 _LEFT = 0.02  # of the longest step: what is left of three at the end, where something takes them back
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A step of the optimizer: its largest rate, whether any gradient is not 0, and its largest move of an element."""
+    """A step of the optimizer.
+
+    Attributes:
+        rate: its largest learning rate.
+        gradient: whether any is not 0.
+        moved: its largest move of an element.
+        diverged: the divergence of the policy after it from the policy before, in nats a token; NaN if not measured.
+    """
 
     rate: float
     gradient: bool
     moved: float
+    diverged: float = float("nan")
 
 
 class OptimizerJudge(TrainerCallback):
@@ -42,6 +58,7 @@ class OptimizerJudge(TrainerCallback):
         self._steps: list[_Step] = []
         self._start: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []
+        self._logps: torch.Tensor | None = None
         self._left = float("nan")  # how far an element is from where it began, at the end
 
     @contextlib.contextmanager
@@ -62,19 +79,54 @@ class OptimizerJudge(TrainerCallback):
             self._hooks.callback(lambda: setattr(self, "_left", _apart(self._start, _sample(bare))))
 
     def _begin(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._before = _sample(optimizer)
+        self._before, self._logps = _sample(optimizer), self._probe()
 
     def _end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         rate = max(group["lr"] for group in optimizer.param_groups)
         gradients = (tensor.grad for group in optimizer.param_groups for tensor in group["params"])
         some = any(gradient is not None and bool(gradient.count_nonzero()) for gradient in gradients)
-        self._steps.append(_Step(float(rate), some, _apart(self._before, _sample(optimizer))))
+        diverged, after = float("nan"), self._probe()
+        if self._logps is not None and after is not None:
+            diverged = float((self._logps.exp() * (self._logps - after)).sum(-1).mean())
+        self._steps.append(_Step(float(rate), some, _apart(self._before, _sample(optimizer)), diverged))
+
+    def _probe(self) -> torch.Tensor | None:
+        """Return the policy's log-probabilities of every token at a few places; None of a model that was cut."""
+        with contextlib.suppress(Exception), unseen():  # a model that needs more than ids
+            return None if self._training.small else models.probe(self._training.trainer.model).log_softmax(-1)
+        return None
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training."""
         yield from _judge_tensors(self._training)
         if self._training.finished and len(self._steps) > 1:
             yield from self._judge_steps(len(self._steps))
+            yield from self._judge_height()
+
+    def _judge_height(self) -> Iterator[Finding]:
+        """Yield a rate at which a step makes another policy: measured, else by what whole models are trained at."""
+        farthest = max(self._steps, key=lambda step: step.diverged)
+        rate = max(planned_rates(self._training), default=0.0)
+        kind = type(getattr(self._training.trainer.optimizer, "optimizer", self._training.trainer.optimizer)).__name__
+        tensors = list(self._training.trainer.model.parameters())
+        trained = sum(tensor.numel() for tensor in tensors if tensor.requires_grad)
+        whole = 2 * trained > sum(tensor.numel() for tensor in tensors)
+        beyond = rate > _BEYOND and whole and kind.startswith("Adam")
+        reached = not self._training.small and any(2 * step.rate >= rate for step in self._steps)
+        repair = "Look for where the rate comes from: a default that was not meant. Begin with 1e-6 to 1e-5, a small "
+        repair += "model with 1e-4 to 1e-3, adapters with 1e-5 to 1e-4."
+        more: dict[str, Any] = {"part": "high"}
+        if farthest.diverged >= _COLLAPSE[beyond]:
+            said = f"at a learning rate of {farthest.rate:.2g} one step of the cut run moves the policy by "
+            said += f"{farthest.diverged:.2g} nats a token (KL), where a step of GRPO mostly moves it by less than 0.1"
+            why = "the rewards of the cut run are its own; whether a run comes back from that, its first steps show"
+            more["figures"] = (Quantity("divergence of a step", farthest.diverged, "nats a token"),)
+            yield Finding.suspected("rate", f"{said}: it is another policy then", why, repair, **more)
+        elif beyond and not reached and policy_size(self._training) < LARGE:  # of large ones the plan is told
+            said = f"a whole model is trained with {kind} at a learning rate of {rate:g}, and a step moves an element "
+            said += "by about the rate: runs of GRPO have 1e-7 to 1e-5, and small models up to 5e-3"
+            why = "what a step makes of this policy takes its real weights to see (--real-model)"
+            yield Finding.suspected("rate", said, why, repair, **more)
 
     def _judge_steps(self, count: int) -> Iterator[Finding]:
         longest, rates = max(step.moved for step in self._steps), planned_rates(self._training)

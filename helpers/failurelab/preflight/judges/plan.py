@@ -54,7 +54,7 @@ _READ_WITH: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }  # fmt: skip
 _NARROW = 1e-5  # of a bound on ratios; GSPO, whose ratios are means over a sequence, is used with 3e-4
 _BY_ARGUMENTS = "by the loss's formula and these arguments; the cut step is compared with the same formula"
-_HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
+_HIGH_RATE, LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
 def judge_plan(training: Training) -> Iterator[Finding]:
@@ -292,9 +292,10 @@ def _rate(training: Training, rates: Sequence[float]) -> Iterator[Finding]:
             "Set warmup_steps to a small part of the steps, or train longer.",
         )
         return
-    if not highest or (not own and "adamw" not in optimizer_name(training)):
+    kind = str(getattr(own[0], "__name__", own[0])).lower() if own else optimizer_name(training)
+    if not highest or ("sgd" in kind if own else "adamw" not in kind):  # whose step is the rate times the gradient
         return
-    load, adapted = policy_load(training), has_adapter(training.trainer.model)
+    adapted, size = has_adapter(training.trainer.model), policy_size(training)
     if adapted and highest <= _LOW_RATE and total <= LOW_SUM:
         yield Finding.suspected(
             "rate",
@@ -303,14 +304,20 @@ def _rate(training: Training, rates: Sequence[float]) -> Iterator[Finding]:
             "what that is worth for learning depends on model and task, and takes a whole run to see",
             "Try 1e-5 to 1e-4.",
         )
-    elif not adapted and load is not None and highest >= _HIGH_RATE and _elements(load.config) >= _LARGE:
+    elif not adapted and highest >= _HIGH_RATE and size >= LARGE:
         yield Finding.suspected(
             "rate",
-            f"a whole model of about {_elements(load.config) / 1e9:.1f} billion elements at a learning rate of "
+            f"a whole model of about {size / 1e9:.1f} billion elements at a learning rate of "
             f"{highest:g}, where trl's own default for GRPO is 1e-6: policies were seen to collapse so",
             "whether this one does takes a whole run to see; kl and entropy show it first",
             "Begin with 1e-6 to 1e-5.",
         )
+
+
+def policy_size(training: Training) -> int:
+    """Return about how many elements the policy has before it is cut; 0 where its configuration says too little."""
+    load = policy_load(training)
+    return 0 if load is None else _elements(load.config)
 
 
 def _elements(config: Any) -> int:

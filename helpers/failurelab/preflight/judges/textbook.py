@@ -37,6 +37,7 @@ from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import MIXED
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
+from failurelab.textbook.turns import MASK
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -69,6 +70,11 @@ _REPAIRS = {
     "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
     **dict.fromkeys(_WITHOUT_MASK, "trl 0.15 or later; or prompts of one length in a batch (TRL #2708)."),
 }
+_ENVIRONMENT = ("the environment's tokens are trained on", MASK)
+_RETURN_MASK = (
+    "Return env_mask from rollout_func: for each completion a list as long as its ids, 1 for a token that the policy "
+    "drew, and 0 for one that the environment, a tool or a template gave."
+)
 _WITH_MASK = """\
 def add_mask(model, args, kwargs):
     ids = kwargs.get("input_ids", args[0] if args else None)
@@ -393,6 +399,8 @@ class StepJudge(TrainerCallback):
             return _WITHOUT_ACCUMULATION, Arguments(whole)
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE)
         undo = undos.get(failure) or undos.get(named) or _without(own)
+        if named in _ENVIRONMENT and getattr(self.trainer, "rollout_func", None) is not None:
+            words = _RETURN_MASK
         if failure == "F3b" and own:  # the versions may be innocent
             words, undo = _OTHERWISE, (*_flat(_without(own)), LOGITS_REPAIRED)
         if self.replaced:  # what the script itself has put there is looked at first
