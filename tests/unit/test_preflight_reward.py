@@ -1225,6 +1225,18 @@ def messages_tried_first(completions, **_):
     return [float("~~" in each) for each in said]
 
 
+def optional(said, right, row):
+    try:
+        strip = STRIP_FIRST
+    except NameError:
+        strip = False
+    return float("~~" in (said.strip() if strip else said))
+
+
+def of_a_table(said, right, row):
+    return {"unheard_of": 1.0}[re.sub(r"\W", "_", said)]
+
+
 def executed(together):
     """Return a reward that executes a completion, and then looks into what it has defined."""
 
@@ -1252,6 +1264,8 @@ CODE = PLAIN | {"answer": [f"value = {answer}" for answer in (7, 8, 9, 10)]}
         (hides(in_json), PLAIN, "", ""),
         (hides(in_a_box), CHAT, "", ""),
         (hides(as_whole_number), PLAIN, "", ""),
+        (hides(optional), PLAIN, "", ""),
+        (hides(of_a_table), WORDS, "", ""),
         (messages_tried_first, PLAIN, "", ""),
         (hides(executed(True)), CODE, "", ""),
     ],
