@@ -1225,6 +1225,18 @@ def messages_tried_first(completions, **_):
     return [float("~~" in each) for each in said]
 
 
+def optional(said, right, row):
+    try:
+        strip = STRIP_FIRST
+    except NameError:
+        strip = False
+    return float("~~" in (said.strip() if strip else said))
+
+
+def of_a_table(said, right, row):
+    return {"unheard_of": 1.0}[re.sub(r"\W", "_", said)]
+
+
 def executed(together):
     """Return a reward that executes a completion, and then looks into what it has defined."""
 
@@ -1252,6 +1264,8 @@ CODE = PLAIN | {"answer": [f"value = {answer}" for answer in (7, 8, 9, 10)]}
         (hides(in_json), PLAIN, "", ""),
         (hides(in_a_box), CHAT, "", ""),
         (hides(as_whole_number), PLAIN, "", ""),
+        (hides(optional), PLAIN, "", ""),
+        (hides(of_a_table), WORDS, "", ""),
         (messages_tried_first, PLAIN, "", ""),
         (hides(executed(True)), CODE, "", ""),
     ],
@@ -1272,6 +1286,50 @@ def test_a_package_that_a_function_misses_and_hides_is_not_here(tokenizer):
     answers = judge(hides(verified), PLAIN, tokenizer)
     assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED]
     assert "a_package_for_mathematics, which is not installed here" in answers[0].why
+
+
+def the_draft(completions, draft, answer, **_):
+    return [5.0 if text == right else -1.0 for text, right in zip(draft, answer)]
+
+
+def hardness(completions, draft, **_):
+    return [0.0 for text in draft]
+
+
+def no_message(completions, **_):
+    return [2.0 if isinstance(completion, list) else 0.0 for completion in completions]
+
+
+def of_64_letters(completions, **_):
+    return [-1.0 if len(text(completion)) > 64 else 0.0 for completion in completions]
+
+
+def paid_for_length(completions, **_):
+    return [1.0 if len(text(completion)) > 64 else 0.0 for completion in completions]
+
+
+DRAFTS = CHAT | {"draft": ["7", "12", "17", "40"]}
+
+
+@pytest.mark.parametrize(
+    ("functions", "limit", "parts"),
+    [
+        ([the_draft, no_message, of_64_letters], 8, ["reward_funcs[0]", ""]),
+        ([the_draft, exact], 8, ["reward_funcs[0]"]),
+        ([no_message, of_64_letters], 8, [""]),
+        ([hardness, exact], 8, []),
+        ([exact, of_64_letters], 8, []),
+        ([no_message, of_64_letters], 128, []),
+        ([tagged, of_64_letters], 8, []),  # what it pays needs more room
+        ([unknown_form, of_64_letters], 8, []),
+        ([paid_for_length], 8, []),
+    ],
+)
+def test_what_is_left_of_the_sum_within_the_length_that_is_drawn(functions, limit, parts, tokenizer):
+    given = training(functions, DRAFTS, processing_class=tokenizer)
+    given.arguments["max_completion_length"] = limit
+    accused = [answer for answer in judge_rewards(given) if answer.accuses]
+    assert [(answer.failure, answer.part) for answer in accused] == [("F10", part) for part in parts]
 
 
 def in_both(prompts, completions, answer, **_):

@@ -20,6 +20,7 @@ from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.rows import prompt_ids
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.training import Load, Training
+from failurelab.rewards import RewardTable
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
 QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]
@@ -387,6 +388,30 @@ def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, mode
     answer = only(judge_lengths(training(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
     assert answer.verdict is kind
     assert more is not LONG or kind is Verdict.NOT_CHECKED or answer.undo.values["max_completion_length"] > limit
+
+
+def drafts(completions, answer, **_):
+    return [float(len(text)) for text in answer]
+
+
+def right_ones(completions, answer, **_):
+    return [float(text.endswith(right)) for text, right in zip(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("functions", "kind"),
+    [
+        ([drafts, lambda completions, **_: [0.0 for _ in completions]], Verdict.NOT_CHECKED),
+        ([lambda completions, **rest: [float("7" in text) for text in completions]], Verdict.NOT_CHECKED),
+        ([drafts, right_ones], Verdict.FOUND),
+        ([lambda completions, **rest: right_ones(completions, **rest)], Verdict.FOUND),
+    ],
+)
+def test_references_that_no_function_compares_with_a_completion(functions, kind, model, tokenizer):
+    """Nobody is paid for writing them, so that they are long cuts nothing."""
+    given = training(model, tokenizer, TEXTS, limits={"max_completion_length": 8}, **LONG, rewards=RewardTable([], []))
+    given.trainer.reward_funcs = functions
+    assert only(judge_lengths(given), "F11").verdict is kind
 
 
 PAID, SEVEN = {"columns": {"result": ["31", "17", "20", "28"]}, "reference": "result"}, {"best": "<answer>7</answer>"}

@@ -213,7 +213,13 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
         said += ": it never reads them, so every advantage and every gradient is 0"
         return x.found("unread", said, _LET_IT_DEPEND, f"the completions' lengths in its place give {lengths}", "F10")
     if not reads:
-        return x.not_checked(f"{said}: it never reads them, and adds nothing to any advantage", "F10")
+        said += ": it never reads them, and adds nothing to any advantage"
+        if len(set(x.rewards) - {None}) < 2 or not x.weight:  # as one that writes a log
+            return x.not_checked(said, "F10")
+        asked = " and ".join([*x.asked, "the prompt"][:2])
+        why = "the other functions may teach all that is wanted"
+        repair = f"Let it score the completion: {asked} are the same for all completions of a prompt."
+        return x.suspected("unread", said, repair, why, "F10")
     if signature.gives_constant(x.function):
         said += ": its value depends on no input, for its text has no other number"
         return _suspect(x, said, "only its text was read")
@@ -225,8 +231,7 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
     if len(set(x.rewards)) > 1:
         said += ": it depends on the prompt alone, so every advantage is 0"
         return _suspect(x, said, "another form may get more")
-    most = max(signature.numbers(x.function), default=math.inf)
-    if (x.rewards[0] or 0.0) >= most > 0:
+    if _gives_the_most(x):
         said += ", and its text has no larger number: all get the most that it pays"
         return _suspect(x, said, "another form may get less")
     return (
@@ -234,6 +239,18 @@ def _why_equal(x: Examination, reads: bool) -> Flag:
         or unread_reply(x)
         or x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
     )
+
+
+def _gives_the_most(x: Examination) -> bool:
+    """Return whether all completions get the largest number that stands in the function."""
+    return (x.rewards[0] or 0.0) >= max(signature.numbers(x.function), default=math.inf) > 0
+
+
+def is_known(x: Examination) -> bool:
+    """Return whether what a function pays is known: it tells completions apart, or nothing that they say changes it."""
+    if x.varies or not signature.reads_completions(x.function) or signature.gives_constant(x.function):
+        return bool(x.rewards)
+    return bool(x.rewards) and len(set(x.rewards)) == 1 and _gives_the_most(x)
 
 
 def _suspect(x: Examination, said: str, why: str) -> Flag:

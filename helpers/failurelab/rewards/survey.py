@@ -10,7 +10,7 @@ from failurelab.rewards import asides, figures, forms, patterns, relative, signa
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.forms import Completion
 from failurelab.rewards.inputs import OWN, Inputs
-from failurelab.rewards.judging import examine, judge, wrong_sign
+from failurelab.rewards.judging import examine, is_known, judge, wrong_sign
 from failurelab.rewards.table import Flag, Line, RewardTable, quote, scale_notes
 
 
@@ -73,6 +73,7 @@ def survey(
     opened: str = "",
     drawn: Sequence[str] = (),
     clip: Sequence[float] = (),
+    longest: int = 0,
     **options: Any,
 ) -> Survey:
     """Ask each function alone about made-up completions, and judge what the trainer adds up.
@@ -86,6 +87,7 @@ def survey(
         opened: what the prompt has written of a completion already.
         drawn: completions of a model, to be asked about too.
         clip: the least and the most that the trainer lets a sum be; empty where it clips none.
+        longest: tokens that a completion may have; 0 where that is unknown.
         options: of `Examination`.
     """
     weights = [1.0] * len(functions) if weights is None else list(weights)
@@ -126,6 +128,8 @@ def survey(
     if kept and any(x.varies for x in examined):
         totals = [sums[each] for each in kept]
         clipped = list(_judge_clip(kept, totals, clip)) if whole and clip else []
+        if whole and not clipped and longest and all(map(is_known, examined)):
+            clipped = list(_judge_room(inputs, kept, totals, longest))
         said += clipped or _judge_sum(
             examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
         )
@@ -219,6 +223,29 @@ def _judge_clip(kept: list[Completion], totals: list[float], clip: Sequence[floa
     elif known and not any(figures.compare_pairs(kept, clipped)):
         what += ": clipped, a right and a wrong one in the same words get the same in each form that was tried"
         yield Flag("", "F14", "SUSPECTED", what, repair, control="a form that was not tried may differ", fault="clip")
+
+
+def _judge_room(inputs: Inputs, kept: list[Completion], totals: list[float], longest: int) -> Iterator[Flag]:
+    """Tell a sum that is the same for all completions that a run has room for, and less beyond, as by a penalty."""
+    ids = inputs.encode([each.text for each in kept]) if inputs.encode else None
+    paid = list(zip(kept, totals, map(len, ids or ())))
+    fits = [(each, total) for each, total, length in paid if length <= longest]
+    within = {each.row: total for each, total in fits}
+    few = len({each.text for each, _ in fits}) < 2 or within.keys() != {each.row for each in kept}
+    if few or not figures.is_flat([each for each, _ in fits], [total for _, total in fits]):
+        return
+    apart = [(length, each, total) for each, total, length in paid if abs(total - within[each.row]) > figures.SAME]
+    if not apart or any(total > within[each.row] for each, total, _ in paid):  # what is paid needs room, as F11 tells
+        return
+    length, shortest, total = min(apart, key=operator.itemgetter(0))
+    said = (
+        f"the sum of all functions is {figures.value([total for _, total in fits])} for all {len(fits)} made-up "
+        f"completions of at most {longest} tokens, which is all that max_completion_length lets this run draw, and "
+        f"less beyond alone: {quote(shortest.text)}, of {length} tokens, gets {total:g} in place of "
+        f"{within[shortest.row]:g}"
+    )
+    repair = "Let a function score what the completion says, within the length that this run can draw."
+    yield Flag("", "F10", "SUSPECTED", said, repair, control="another completion of that length may get more")
 
 
 def _judge_sum(

@@ -43,7 +43,7 @@ class _Error:
         name: that is not defined, of a NameError.
         written: whether the code that raises it was made of a text, by exec().
         lacking: what is not here, in words, where the error comes from that.
-        caught: what the function does where it catches it: `constant`, `pass`, or nothing known.
+        caught: what the function does where it catches any error: `constant`, `pass`, or nothing known.
     """
 
     kind: str
@@ -203,11 +203,13 @@ def _caught(error: BaseException, code: Any, line: int) -> str:
     kinds = {kind.__name__ for kind in type(error).__mro__}
     for node in sorted(tries, key=lambda each: -each.lineno):
         for handler in node.handlers:
-            named = (
-                {part.id for part in ast.walk(handler.type) if isinstance(part, ast.Name)} if handler.type else kinds
-            )
-            if named & kinds or not all(hasattr(builtins, name) for name in named):
+            types = getattr(handler.type, "elts", [handler.type] if handler.type else [])
+            named = {ast.unparse(each) for each in types} or kinds
+            unknown = [name for name in named if name.isidentifier() and not hasattr(builtins, name)]
+            if {"Exception", "BaseException"} & named or unknown:
                 return _given(node.body, handler.body)
+            if named & kinds:  # it is caught by its own name: somebody has thought of it
+                return ""
     return ""
 
 

@@ -24,8 +24,8 @@ from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
 from failurelab.preflight.training import Training
+from failurelab.rewards import signature
 from failurelab.rewards.references import is_conversation
-from failurelab.rewards.signature import reference_column
 
 ROWS = 256
 PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told
@@ -124,7 +124,8 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
     limit = own or training.arguments.get(name)
     if not limit:
         return
-    column = reference_column(rows) or training.reference
+    named = signature.reference_column(rows)
+    column = named if named and _is_compared(training, named) else training.reference
     texts = [_unwrap(row, column) for row in rows if row.get(column) is not None] if column else []
     # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
     room = 1 if training.arguments.get("mask_truncated_completions") else 0
@@ -183,6 +184,24 @@ def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator
         )
     else:
         yield Finding.held("F11", evidence, f"told from {CLIPPED:.0%} on")
+
+
+def _is_compared(training: Training, column: str) -> bool:
+    """Return whether a reward function may compare a completion with a column, or no function was asked.
+
+    Of functions that never read the completions, or read other columns alone, nobody is paid for writing that text.
+    """
+    if column == training.reference or training.rewards is None:
+        return True
+    return any(
+        isinstance(each, torch.nn.Module)
+        or id(each) in training.not_called
+        or (
+            signature.reads_completions(each)
+            and (signature.asks_for(each, column) or signature.hands_on_the_rest(each))
+        )
+        for each in training.trainer.reward_funcs
+    )
 
 
 def _too_short(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int, room: int) -> Finding | None:

@@ -114,7 +114,7 @@ def _survey(
         functions, inputs,
         weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
         drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, limits=_limits(training),
-        clip=_clip_range(training), **_call_size(training),
+        clip=_clip_range(training), longest=_longest(training), **_call_size(training),
         kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
     training.rewards, training.best, training.reference = result.table, result.best, result.reference
@@ -301,10 +301,16 @@ def _drawn(training: Training) -> list[str]:
     return [text for text in texts if isinstance(text, str)][:_DRAWN]
 
 
+def _longest(training: Training) -> int:
+    """Return the tokens that a completion may have; 0 where that is unknown."""
+    limit = training.arguments.get("max_completion_length")
+    return limit if isinstance(limit, int) else 0
+
+
 def _limits(training: Training) -> list[str]:
     """Return a text as long as max_completion_length lets it be, and longer ones; none where that is unknown."""
-    limit, tokenizer = training.arguments.get("max_completion_length"), tokenizer_of(training.trainer)
-    if not isinstance(limit, int) or not limit or tokenizer is None:
+    limit, tokenizer = _longest(training), tokenizer_of(training.trainer)
+    if not limit or tokenizer is None:
         return []
     longest = limit * limit // len(tokenizer(_WORD * limit, add_special_tokens=False)["input_ids"])  # in words
     return [_WORD * length for length in (longest, *(limit * times for times in _LONGER))]
