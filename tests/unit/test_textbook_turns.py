@@ -265,6 +265,61 @@ def test_a_mask_is_looked_at_beside_what_the_policy_was_asked_for_by_hand(rollou
     assert said in report.reason
 
 
+def engine(model, tokenizer, change, turns=2, scores=None):
+    """Return a rollout function whose tokens another model draws, and `scores` of its and the environment's."""
+    own = types.SimpleNamespace(model=copy.deepcopy(model), processing_class=tokenizer)
+
+    def scored(answer):
+        lines = [[-0.5 if kept else 0.0 for kept in mask] for mask in answer["env_mask"]]
+        return change(answer | {"logprobs": [(scores or (lambda line: line))(line) for line in lines]})
+
+    drawn = loop(scored, turns=turns, alone=True)
+    return lambda prompts, trainer: drawn(prompts, own)
+
+
+def forced(answer):
+    """Force one token, which has no log-probability, before the last."""
+    ids = [[*own[:-1], 9, own[-1]] for own in answer["completion_ids"]]
+    lines = [[*line[:-1], 0.0, line[-1]] for line in answer["logprobs"]]
+    return answer | {"completion_ids": ids, "logprobs": lines, "env_mask": None}
+
+
+ENGINES = [  # what is made of the answer, of how many turns, with which log-probabilities, and what is said
+    (without_mask, 2, None, "marks no token as given"),
+    (masked(lambda mask: [*mask[:5], 1, 1, 1, 1, *mask[9:]]), 2, None, "0 of its own are not"),
+    (lambda answer: answer, 2, None, ""),
+    (without_mask, 2, lambda line: [0.0 for _ in line], ""),
+    (without_mask, 1, None, ""),
+    (forced, 1, None, ""),
+]
+
+
+@pytest.mark.parametrize(("change", "count", "scores", "said"), ENGINES)
+def test_tokens_whose_probability_is_said_to_be_1(change, count, scores, said, model, tokenizer, tmp_path):
+    """Nobody saw an engine of the script's own draw, so a missing mask was believed: all was HELD."""
+    rollout = engine(model, tokenizer, change, count, scores)
+    report = compare(trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout)]))
+    assert report.verdict == ("FOUND" if said else "HELD"), report.reason
+    assert said in report.reason
+
+
+@pytest.mark.parametrize(
+    ("logps", "likeliest", "mask", "places"),
+    [
+        ([-1, 0, 0, 0, -1], [9, 9, 9, 9, 9], [1, 1, 1, 1, 1], {1, 2, 3}),
+        ([-1, 0, 0, 0, -1], [9, 4, 5, 9, 9], [1, 1, 1, 1, 1], set()),  # drawn at a temperature near 0
+        ([-1, 0, 0, 0, -1], [9, 9, 9, 9, 9], [1, 0, 0, 0, 1], set()),
+        ([-1, 0, -1, 0, -1], [9, 9, 9, 9, 9], [1, 1, 1, 1, 1], set()),
+        ([-1, -1, -1, 0, 0], [9, 9, 9, 9, 9], [1, 1, 1, 1, 1], set()),  # one, and the end
+        ([0, 0, 0, 0, 0], [9, 9, 9, 9, 9], [1, 1, 1, 1, 1], set()),
+        ([-1, 0, 0], [9, 9, 9, 9, 9], [1, 1, 1, 1, 1], set()),
+    ],
+)
+def test_zeros_among_log_probabilities(logps, likeliest, mask, places):
+    row = Row((3,), (3, 4, 5, 6, 2), True)
+    assert turns.told_certain(row, logps, mask, likeliest, {2}) == places
+
+
 def test_a_template_that_renders_the_next_turn_anew(model, tokenizer, tmp_path):
     """Here it leaves the first token of the answer out, as one that takes the thoughts off does."""
     again = rollout(again=lambda ids: ids[1:] or ids)

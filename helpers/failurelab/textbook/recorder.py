@@ -30,8 +30,9 @@ import torch
 from torch import nn
 
 from failurelab._row_inputs import split_inputs
+from failurelab._unwrap import input_device
 from failurelab.errors import raises_own
-from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.handles import is_unseen, keep_random_state, listen_to, wrap_method
 from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
@@ -40,7 +41,7 @@ from failurelab.textbook.gradient import Gradient, Precision, Reference, score_o
 from failurelab.textbook.preferences import listen_to_preference
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.rows import Ids, Row, cut_at_end
-from failurelab.textbook.scores import without_adapters
+from failurelab.textbook.scores import plain, without_adapters
 
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
@@ -331,7 +332,7 @@ class Recorder:
         ends, none = self._ends(None), [None] * len(prompts)
         masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
         rows, left, wrong = [], list(drawn), dict[str, list[str]]()
-        returned, counted, foreign = [], 0, 0
+        returned, counted, foreign, sure = [], 0, 0, ""
         for prompt, completion in zip(prompts, completions, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             returned.append(Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width))
@@ -341,6 +342,9 @@ class Recorder:
             if true in left:
                 left.remove(true)
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
+            if true is None and not drawn and logps is not None and (certain := self._told_certain(row, logps, told)):
+                masked = {place for place, own in enumerate(told[: len(ids)]) if not own}
+                true, sure = dataclasses.replace(row, given=certain | masked), "; its log-probabilities there are 0"
             counted += sum(map(bool, told))
             foreign += sum(bool(own) and true is not None and place in true.given for place, own in enumerate(told))
             if line := turns.wrong_mask(row, told, true):
@@ -362,10 +366,21 @@ class Recorder:
             said, count = lines[0], f"of {len(lines)} of {len(rows)} completions"
             if name == turns.MASK:
                 told_by = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
-                count = f"{count}; in all {foreign} of {counted} tokens trained on were given"
+                count = f"{count}; in all {foreign} of {counted} tokens trained on were given{sure}"
                 said = f"{told_by} {said}"
             self._turns.append((name, f"{said} ({count})"))
         self._drawn += rows
+
+    def _told_certain(self, row: Row, logps: Sequence[float | None], mask: Sequence[int]) -> frozenset[int]:
+        """Return what `turns.told_certain` does; the policy is asked only where zeros stand among other numbers."""
+        if several() or not row.prompt or 0 not in logps or not any(logps):
+            return frozenset()
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        ids = torch.tensor([row.prompt + row.completion], device=input_device(model))
+        with plain(model), keep_random_state(), torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        likeliest = logits[0, len(row.prompt) - 1 : -1].argmax(-1).tolist()
+        return turns.told_certain(row, logps, mask, likeliest, self._ends(None) | {pad_id(self.trainer)})
 
     def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)

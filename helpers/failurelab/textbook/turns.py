@@ -219,6 +219,35 @@ def drawn_by_hand(rows: Sequence[Row], contexts: set[Ids] | None, closing: Colle
     return judged
 
 
+def told_certain(
+    row: Row, logps: Sequence[float | None], mask: Sequence[int], likeliest: Sequence[int], closing: Collection[int]
+) -> frozenset[int]:
+    """Return the places of a row whose tokens no one can have drawn: they are said to have had a probability of 1.
+
+    A loop that returns log-probabilities has none for the tokens of an environment, and mostly puts zeros there.
+    Counted are two and more in a row, of which at least a half are not even the policy's likeliest ones.
+
+    Args:
+        row: that a rollout function returned.
+        logps: that it returned for the row's completion. Where all are zeros they tell nothing.
+        mask: as for `wrong_mask`; what is masked is let be.
+        likeliest: the policy's likeliest token at each place.
+        closing: ids of ends and of the padding; those at the end are let be.
+    """
+    length = min(len(_without_closing(row.completion, closing)), len(logps), len(mask), len(likeliest))
+    found, run = set[int](), list[int]()
+    if len(logps) != len(row.completion) or not any(logps):
+        return frozenset()
+    for place in range(length + 1):
+        if place < length and logps[place] == 0 and mask[place]:
+            run.append(place)
+            continue
+        if len(run) > 1 and 2 * sum(row.completion[own] != likeliest[own] for own in run) >= len(run):
+            found |= set(run)
+        run = []
+    return frozenset(found)
+
+
 def _without_closing(ids: Ids, closing: Collection[int]) -> Ids:
     length = len(ids)
     while length and ids[length - 1] in closing:
