@@ -167,13 +167,18 @@ def test_a_mask_whose_draws_were_not_seen_is_believed_and_said(model, tokenizer,
     assert report.verdict == "HELD" and any("believed" in line for line in report.not_shown)
 
 
-def by_hand(trainer, contexts, cached=False, runs_on=True, tokens=4):
+def by_hand(trainer, contexts, cached=False, runs_on=True, slowly=False, tokens=4):
     """Draw behind each of these ids by calls of the model, in one batch, padded on the left; cut at the end."""
     end, width = trainer.processing_class.eos_token_id, max(map(len, contexts))
     ids = torch.tensor([[PAD] * (width - len(own)) + own for own in contexts])
     mask, drawn, cache = (ids != PAD).long(), [[] for _ in contexts], None
     for _ in range(tokens):
-        asked = {"input_ids": ids[:, -1:], "past_key_values": cache} if cache else {"input_ids": ids}
+        if cached and cache is None:  # all but the last token first, at once or one by one
+            for at in range(1, width) if slowly else [width - 1]:
+                given = {"input_ids": ids[:, at - 1 if slowly else 0 : at], "attention_mask": mask[:, :at]}
+                with torch.no_grad():
+                    cache = trainer.model(**given, past_key_values=cache, use_cache=True).past_key_values
+        asked = {"input_ids": ids[:, -1:], "past_key_values": cache} if cached else {"input_ids": ids}
         with torch.no_grad():
             output = trainer.model(**asked, attention_mask=mask, use_cache=cached)
         cache = output.past_key_values if cached else None
@@ -241,10 +246,11 @@ LOOPS = [  # rollouts by hand, and what is said of the mask
     (loop(without_mask, alone=True, cached=True), "marks no token as given"),
     (loop(without_mask, runs_on=False), "marks no token as given"),
     (loop(masked(lambda mask: [1 - own for own in mask]), alone=True), "the opposite of what was drawn"),
-    (loop(masked(lambda mask: [1, *mask[:-1]]), alone=True, cached=True), "shifted by one to the right"),
+    (loop(masked(lambda mask: [1, *mask[:-1]]), alone=True), "shifted by one to the right"),
     (loop(alone=True), ""),
     (loop(alone=True, cached=True), ""),
     (loop(cached=True, runs_on=False), ""),
+    (loop(alone=True, cached=True, slowly=True), ""),
     (loop(runs_on=False), ""),
     (loop(runs_on=True), ""),
     (loop(without_mask, turns=1), ""),

@@ -338,10 +338,12 @@ class Recorder:
             returned.append(Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width))
         by_hand = turns.drawn_by_hand(returned, None if drawn else contexts, ends | {pad_id(self.trainer)})
         for row, mask, logps, asked in zip(returned, masks, scores, by_hand, strict=True):
-            ids, true = row.completion, turns.match(row, left, pad_id(self.trainer)) or asked
-            if true in left:
+            ids, true = row.completion, turns.match(row, left, pad_id(self.trainer))
+            if true is not None:
                 left.remove(true)
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
+            if asked is not None and any(told[place] for place in asked.given if place < len(told)):
+                true = asked  # else the mask is believed
             if true is None and not drawn and logps is not None and (certain := self._told_certain(row, logps, told)):
                 masked = {place for place, own in enumerate(told[: len(ids)]) if not own}
                 true, sure = dataclasses.replace(row, given=certain | masked), "; its log-probabilities there are 0"

@@ -193,30 +193,37 @@ def drawn_by_hand(rows: Sequence[Row], contexts: set[Ids] | None, closing: Colle
     """Return the rows with the places where no token was drawn, for there the policy was asked for none.
 
     None stands for a row of which that is not known: nothing is asked within it, or other texts were asked about, whose
-    tokens may stand here. Ends and padding behind the last token that was drawn are nobody's.
+    tokens may stand here. Where the policy was asked, the token may be given all the same: a cache can be filled token
+    by token. Ends and padding behind the last token that was drawn are nobody's.
 
     Args:
         rows: that a rollout function returned.
         contexts: see `AskedContexts`.
         closing: ids of ends and of the padding, which a loop may put behind a completion that is over.
     """
+    if not contexts:
+        return [None] * len(rows)
     whole = [row.prompt + row.completion for row in rows]
-    known = {ids[:length] for row, ids in zip(rows, whole) for length in range(len(row.prompt), len(ids) + 1)}
-    over = {_without_closing(ids, closing) for ids in whole}
-    for context in (contexts or set()) - known:
+    over = [_without_closing(ids, closing) for ids in whole]
+    for context in contexts:
         bare = _without_closing(context, closing)
-        if bare not in known and not any(context[: len(ids)] == ids for ids in over):
+        inside = any(_begins(ids, context) or _begins(ids, bare) for ids in whole)
+        if not inside and not any(_begins(context, ids) for ids in over):
             return [None] * len(rows)
     judged: list[Row | None] = []
     for row, ids in zip(rows, whole):
         start, last = len(row.prompt), len(_without_closing(ids, closing))
-        given = {place for place in range(len(row.completion)) if ids[: start + place] not in (contexts or set())}
-        # a batch goes on behind an end that one of its rows has reached
-        given |= {at + 1 for at, token in enumerate(row.completion[:-1]) if token in closing and at not in given}
+        given = {place for place in range(len(row.completion)) if ids[: start + place] not in contexts}
         given -= set(range(max(last - start, 0), len(row.completion)))
         own = len(given) < min(len(row.completion), max(last - start, 1))
-        judged.append(dataclasses.replace(row, given=frozenset(given)) if own and contexts else None)
+        judged.append(dataclasses.replace(row, given=frozenset(given)) if own else None)
     return judged
+
+
+def _begins(ids: Ids, start: Ids) -> bool:
+    """Return whether ids begin with others; those with another last one are told without a copy."""
+    length = len(start)
+    return length <= len(ids) and (not start or ids[length - 1] == start[-1]) and ids[:length] == start
 
 
 def told_certain(
