@@ -1022,6 +1022,17 @@ def test_each_suspect_replaces_functions_that_the_definition_has():
     assert set(suspects.CONTROLS) <= {suspect.name for suspect in suspects.SCORES}
 
 
+def test_of_two_mistakes_at_once_the_one_that_shows_is_named():
+    """Without padding a missing mask changes nothing, so that it fits beside any other mistake."""
+    both, alone = (
+        suspects.Fit(name, "", textbook.Apart(1.0, 1.0, 0.0))
+        for name in ("no attention mask and no temperature", "temperature")
+    )
+    other = suspects.Fit("ratio", "", textbook.Apart(1.0, 1.0, 0.0))
+    named = [suspects._say(fits, "gradient").named for fits in ([both, alone], [both], [both, alone, other])]
+    assert named == ["temperature", both.name, None]
+
+
 @pytest.mark.parametrize("widths, hidden", [((2, 3), True), ((3, 3), False)], ids=["each batch alone", "one padded"])
 def test_a_step_without_padding_says_so(widths, hidden):
     """Prompts of two lengths are padded only where they stand in one batch."""

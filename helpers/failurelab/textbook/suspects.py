@@ -465,7 +465,12 @@ class Search:
 
 
 def _say(fits: Sequence[Fit], same: str) -> Explanation:
-    """Return the explanation that some suspects fit, the best first: it is named where all are of its kind."""
+    """Return the explanation that some suspects fit, the best first: it is named where all are of its kind.
+
+    Of two mistakes at once ("... and ...") and one of them alone the simpler is said: the other one does not show here.
+    """
+    names = {fit.name for fit in fits}
+    fits = [fit for fit in fits if " and " not in fit.name or not any(part in fit.name for part in names - {fit.name})]
     if len({fit.name for fit in fits}) == 1:
         said = f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}."
         return Explanation(fits[0].name, said, line=fits[0].line)

@@ -338,7 +338,7 @@ class StepJudge(TrainerCallback):
             said = f"{said.removesuffix('.')}; {_CANCELS}" if mild else said
             yield Finding(failure, said, repair, undo=undo, tried=tried, own=bool(own or self.replaced), mild=mild)
         planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
-        if failure == "F15" and planted:
+        if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
             yield Finding.held("F21", evidence, "; ".join(planted))
         besides = failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1])
