@@ -12,12 +12,13 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: atlas drift size help setup course test test-fast nightly here browser hosted lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
+.PHONY: atlas drift size ceilings help setup course test test-fast nightly verify here browser hosted lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test goldens faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
+	@echo "make verify    prove all labs in three states, and keep which passed in labs/verified.json"
 	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
 	@echo "make faults    make faults happen for real: killed processes, full disks, bad networks (root for all)"
 	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
@@ -37,8 +38,9 @@ help:
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing; NAME=02 for one"
 	@echo "make release   build both distributions, check them, and try the take-home wheel in each era; uploads nothing"
-	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, types, and the notebooks"
-	@echo "make size      lines and tokens of each room, cells, words, files; make size REV='OLD NEW' for what became of them"
+	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, types, notebooks, ceilings"
+	@echo "make size      each room beside its ceiling and its goal; make size REV='OLD NEW' for what became of them"
+	@echo "make ceilings  lower tools/ceilings.toml to what the rooms hold now; to begin anew, remove that file first"
 	@echo "make rooms     draw the rooms of the code into docs/architecture.md; no class name twice"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
@@ -54,21 +56,25 @@ course: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin --finish $(BIN)/failurelab run
 
 # One thread a process: as fast for small models, and two processes at once do not slow each other down. Two files of
-# tests at a time, each in its order: a file's tests share what was run once. Files in their order too: by default those
-# with few tests come last, and here these take longest, so that a core would have nothing to do at the end.
-test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+# tests at a time, each in its order: a file's tests share what was run once. Files in their order too (tests/conftest.py).
+# Where a stack cannot be made the other tests run all the same, and those that need it are told as ENVIRONMENT.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=25
+test: here
+	@status=0; $(MAKE) --no-print-directory setup || status=1; $(PYTEST) || status=$$?; exit $$status
 
 # At most three minutes on two idle cores.
 test-fast: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
-		-m "not slow and not nightly"
+	@$(PYTEST) -m "not slow and not nightly"
 
 # Hosted CI runs it by a schedule. A notebook is run by papermill in the test, and by nbval in the second command.
 nightly: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
+
+# make test proves only the labs that changed since this was written.
+verify: setup
+	@$(BIN)/failurelab verify --write
 
 # Full disks are small file systems that are mounted: without root these are NOT RUN.
 faults: setup
@@ -110,10 +116,12 @@ hosted: setup
 	@$(BIN)/python benchmarks/hosted.py --out $(EVIDENCE) --add $(if $(NAME),--notebooks $(NAME))
 	@$(MAKE) --no-print-directory tables
 
-# What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new. MAIN=FOLDER has
-# the main branch of a git repository on this machine, as of its last commit.
+# What the newest releases, and trl's main branch, changed; status 1 for a silent failure that is new, for what denies
+# the registry, and for a library's loss that differs where it did not. MAIN=FOLDER has the main branch of a git
+# repository on this machine, as of its last commit.
 drift: setup
-	@$(BIN)/python benchmarks/atlas/drift.py --main $(MAIN)
+	@$(BIN)/python benchmarks/atlas/drift.py --main $(MAIN); status=$$?; \
+	$(BIN)/python benchmarks/known_gradients.py --parts drift && exit $$status
 
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)
@@ -134,14 +142,19 @@ lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/deptry helpers/failurelab_course benchmarks tools
-	@$(BIN)/deptry helpers/failurelab --config helpers/pyproject.toml
+	@$(BIN)/deptry helpers/failurelab helpers/failurelab_preflight --config helpers/pyproject.toml
 	@$(BIN)/mypy
 	@$(BIN)/python -m tools.notebook_lint
 	@$(BIN)/python -m tools.badges --check
+	@$(BIN)/python tools/size.py --check
 
 # Standard library alone; any commit of this repository, without checking it out.
 size: here
 	@$(PYTHON) tools/size.py $(REV)
+
+# A number that is above its ceiling stays: nothing is raised, and the exit status is 1.
+ceilings: here
+	@$(PYTHON) tools/size.py --lower
 
 rooms: setup
 	@$(BIN)/python tools/rooms.py

@@ -26,9 +26,9 @@ import frames
 import recording
 import tomllib
 
-from failurelab.diagnose import cli
 from failurelab.errors import FailureLabError
 from failurelab_course.experiments import observe
+from failurelab_preflight.diagnose import cli
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUNS = HERE / "training_runs"

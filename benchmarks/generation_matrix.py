@@ -1,6 +1,6 @@
 """What generation in training is worth: greedy accuracy by mode, checkpointing kind, cache, padding and attention.
 
-Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
+Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, trl-0.22, today.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ def table_generation(folder: pathlib.Path) -> str:
         "train mode, checkpointing non-reentrant, cache, equal lengths, sdpa": "non-reentrant, prompts of equal length",
         "train mode, checkpointing non-reentrant, cache, equal lengths, eager": "the same with eager attention",
     }
-    eras = ("trl-0.14", "trl-0.14-tf-4.52", "today")
+    eras = ("trl-0.14", "trl-0.14-tf-4.52", "trl-0.22", "today")
     runs = frames.read_runs(folder, "generation_matrix", "|".join(labels))
     runs["label"] = runs["case"].map(labels)
     head = ["generation in", *frames.version_heads(runs, eras, "transformers")]

@@ -21,19 +21,19 @@ from failurelab_course import eras
 from failurelab_course.experiments import observe
 
 SCRIPT, STACK = "first/lora_hub_name.py", "trl-0.14"
+LINES = 24
 
 
 def table_preflight_answer(folder: pathlib.Path) -> str:
-    """What a terminal shows: the first accusation whole, and the last line; the rest is left out."""
+    """What a terminal shows: the sheet, of which the last lines are left out where it is long."""
     ((answer,),) = frames.read_runs(folder, "preflight_answer")[["answer"]].to_numpy()
-    told = [number for number, line in enumerate(answer) if line.startswith(("NAMED", "SUSPECTED", "HELD"))]
-    shown = answer[: told[1] + 1]
-    rest = f"[... {len(answer) - len(shown) - 1} lines: its figure and repair, what held, what was not checked ...]"
-    return "\n".join(["```text", "$ failurelab preflight train.py", *shown, rest, answer[-1], "```"])
+    shown = max(place for place, line in enumerate(answer[:LINES]) if not line)  # whole blocks
+    rest = f"[... {len(answer) - shown} lines: what else is named, each instrument, what was not looked at ...]"
+    return "\n".join(["```text", "$ failurelab preflight train.py", *answer[:shown], rest, "```"])
 
 
 def main() -> None:
-    """Ask and record."""
+    """Record."""
     recording.begin(__doc__)
     with tempfile.TemporaryDirectory(prefix="corpus-") as name:
         folder = pathlib.Path(name)
@@ -42,7 +42,7 @@ def main() -> None:
         words = [
             sys.executable,
             "-m",
-            "failurelab.preflight",
+            "failurelab_preflight",
             "--python",
             str(eras.find(STACK).python),
             "train.py",
@@ -50,9 +50,8 @@ def main() -> None:
         variables = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
         done = subprocess.run(words, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
     text = done.stdout.replace(f"{folder}/", "").rstrip()
-    figures = {"stack": STACK, "status": done.returncode, "answer": text.splitlines()}
+    figures = {"status": done.returncode, "answer": text.splitlines()}
     observe.record("F2", "broken", figures, case="preflight: like the quick start")
-    print(text)
 
 
 if __name__ == "__main__":

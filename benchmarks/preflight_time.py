@@ -63,7 +63,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="corpus-") as name:
             folder = pathlib.Path(name)
             preflight_corpus.make_folder(folder)
-            command = [sys.executable, "-m", "failurelab.preflight", "--python", python, SCRIPT]
+            command = [sys.executable, "-m", "failurelab_preflight", "--python", python, SCRIPT]
             once = [run(folder, *command[:3], "--no-try", *command[3:]) for _ in range(options.rounds)]
             runs = [run(folder, *command) for _ in range(options.rounds)]
             imports = [run(folder, python, "-c", IMPORTS)[0] for _ in range(options.rounds)]

@@ -35,10 +35,10 @@ import archives
 import frames
 import recording
 
-from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges.rewards import judge_rewards
-from failurelab.preflight.training import Training
 from failurelab_course.experiments import models, observe
+from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges.rewards import judge_rewards
+from failurelab_preflight.training import Training
 
 CASES = pathlib.Path(__file__).with_name("corpus") / "reward_functions.tar.xz"
 

@@ -12,7 +12,6 @@ import statistics
 import tempfile
 
 import frames
-import pandas
 import recording
 import torch
 import transformers
@@ -183,44 +182,6 @@ def table_rounding_shares(folder: pathlib.Path) -> str:
         )  # fmt: skip
     head = ["learning rate", "steps", "changed by the first step, bfloat16", "accuracy after, bfloat16", "float32"]
     return frames.markdown([*head, "of float32's gain", "seeds"], lines)
-
-
-def table_rounding(folder: pathlib.Path) -> str:
-    """Elements changed, predicted and real, by what is trained, dtype and learning rate, in today's stack."""
-    runs = frames.read_runs(
-        folder, "rounding", r"(?P<trained>(full|LoRA).*), (?P<dtype>\w+), learning rate (?P<rate>\S+)"
-    )
-    return frames.table(
-        ["what is trained", "model in", "learning rate"],
-        runs[runs["era"] == "today"].groupby(["trained", "dtype", "rate"], sort=False),
-        ("predicted", lambda runs: frames.percent(runs["predicted"])),
-        ("first step, real", lambda runs: frames.percent(runs["first_step"])),
-        ("changed in the end", lambda runs: frames.percent(runs["changed"] / runs["elements"])),
-        ("grad_norm", lambda runs: frames.median(runs["grad_norm"])),
-        ("accuracy after", "accuracy_after"),
-    )
-
-
-def table_rounding_cures(folder: pathlib.Path) -> str:
-    """Each cure at the same learning rate: what changed, and accuracy against no cure."""
-    runs = frames.read_runs(folder, "rounding", "cure: (?P<cure>.+)")
-    groups = dict(list(runs.groupby("cure", sort=False)))
-    none = groups["none"]["accuracy_after"]
-
-    def verdict(runs: pandas.DataFrame) -> str:
-        if len(runs) < 2:
-            return "one seed, 20 steps"
-        noise = 3 * max(statistics.stdev(runs["accuracy_after"]), statistics.stdev(none))
-        gain = runs["accuracy_after"].mean() - none.mean()
-        return "better" if gain > noise else "worse" if gain < -noise else "no difference"
-
-    return frames.table(
-        ["cure"],
-        groups.items(),
-        ("changed in the end", lambda runs: frames.percent(runs["changed"] / runs["elements"])),
-        ("accuracy after", "accuracy_after"),
-        ("against none", verdict),
-    )
 
 
 def table_update_guard(folder: pathlib.Path) -> str:

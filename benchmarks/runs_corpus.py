@@ -273,7 +273,7 @@ def ask_preflight(half: str, chosen: list[str], again: bool) -> None:
             place = pathlib.Path(name)
             (place / "models").symlink_to(CACHE / "models")
             shutil.copy(folders[0] / "train.py", place)
-            command = [sys.executable, "-m", "failurelab.preflight", "--python", python_of(runs[0]["stack"])]
+            command = [sys.executable, "-m", "failurelab_preflight", "--all", "--python", python_of(runs[0]["stack"])]
             asked = subprocess.run([*command, "--json", "answer.json", "train.py"], cwd=place, capture_output=True)
             answer = short(json.loads((place / "answer.json").read_text()))
         for folder in folders:

@@ -27,7 +27,7 @@ from failurelab_course import eras
 from failurelab_course.eras import install
 from failurelab_course.experiments import observe
 
-VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
+VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.24.0")
 RUN = {  # TRL 0.15.2 does not train with 4.52: a TypeError of its sampler
     "trl-0.14": ("4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4"),
     "trl-0.15": ("4.48.3", "4.49.0", "4.50.3", "4.51.3"),

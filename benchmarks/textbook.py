@@ -40,7 +40,7 @@ COMPARED, RATE, BETA = (11, 12, 13, 14), 3e-4, 0.2
 PARTS = ("kinds", "cost", "large", "judge")
 SCRIPT = "first/lora_hub_name.py"
 NO_JUDGE = """import contextlib
-from failurelab.preflight.judges import textbook
+from failurelab_preflight.judges import textbook
 textbook.StepJudge.listening = lambda self: contextlib.nullcontext()
 """
 VERSION = packaging.version.Version(trl.__version__)
@@ -188,7 +188,7 @@ def judge(device: str) -> None:
     """Measure the processor's seconds of preflight on one script, without its first judge and with it, as a whole."""
     import preflight_corpus  # which needs what only today's stack has
 
-    from failurelab.preflight import cli, launcher_line
+    from failurelab_preflight import cli, launcher_line
 
     with tempfile.TemporaryDirectory(prefix="corpus-") as name, contextlib.chdir(name):
         folder = pathlib.Path(name)
@@ -217,16 +217,6 @@ def keep_cost(case: str, seconds: Sequence[float], peaks: Sequence[float], devic
     figures = {"step_seconds": seconds[0], "guarded_seconds": seconds[1], "peak_mib": peaks[0], "guarded_mib": peaks[1]}
     observe.record("ground", "measured", figures, case=f"cost: {case}", device=device)
     print(f"cost: {case}", figures, flush=True)
-
-
-def table_textbook(folder: pathlib.Path) -> str:
-    """How near the gradients of healthy steps lie to the textbook's, by kind of training and release."""
-    runs = frames.read_runs(folder, "textbook", "kind: (?P<kind>.+)")
-    eras, kinds = (list(dict.fromkeys(runs[column])) for column in ("era", "kind"))
-    head = ["cosine, size", *frames.version_heads(runs, eras, "trl")]
-    return frames.grid(
-        head, runs, lambda run: f"{run['cosine']:.5f}, {run['size']:.4f}", missing="not here", kind=kinds, era=eras
-    )
 
 
 def table_step_guard(folder: pathlib.Path) -> str:

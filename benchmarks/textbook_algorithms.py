@@ -15,8 +15,6 @@ import sys
 import tempfile
 from typing import Any
 
-import frames
-import pandas
 import recording
 import torch
 import trl
@@ -67,20 +65,6 @@ def build(case: str, device: str) -> Any:
     make = {"RLOO": steps.rloo, "Online DPO": steps.online_dpo}[algorithm]
     model, tokenizer = models.load("tiny", device=device)
     return make(model, tokenizer, tempfile.mkdtemp(prefix="algorithms-"), **options)
-
-
-def table_textbook_algorithms(folder: pathlib.Path) -> str:
-    """Each case by release: verdict, cosine and size."""
-    runs = frames.read_runs(folder, "textbook_algorithms", r"(?P<name>.+)")
-    eras = list(dict.fromkeys(runs["era"]))
-
-    def cell(run: pandas.Series) -> str:
-        said = f", {run['named']}" if run["verdict"] == "found" else ""
-        return f"{run['verdict']}{said}, {run['cosine']:+.4f}, {run['size']:.3f}"
-
-    return frames.grid(
-        ["", *frames.version_heads(runs, eras, "trl")], runs, cell, missing="not here", name=CASES, era=eras
-    )
 
 
 def main() -> None:

@@ -173,34 +173,6 @@ def table_textbook_ranks(folder: pathlib.Path) -> str:
     )
 
 
-def table_textbook_ranks_threads(folder: pathlib.Path) -> str:
-    """The set-ups of two reports: the step, and what the gradient loses by its numbers."""
-    runs = frames.read_runs(folder, "textbook_ranks", r"thread (?P<thread>\d+): (?P<name>.+)")
-    if runs.empty:
-        return "NOT RUN."
-    return frames.table(
-        ["report", "set-up", "era"],
-        frames.list_runs(runs, "thread", "name", "era"),
-        ("step", lambda run: say(pandas.Series(run))),
-        ("from the exact gradient, by its norm", "exact_distance", ".2g"),
-    )
-
-
-def table_textbook_ranks_cost(folder: pathlib.Path) -> str:
-    """What a compared step costs, of one process."""
-    runs = frames.read_runs(folder, "textbook_ranks", "cost: (?P<way>.+)")
-    if runs.empty:
-        return "NOT RUN."
-    return frames.table(
-        ["step", "era"],
-        frames.list_runs(runs, "way", "era"),
-        ("seconds", "step_seconds", ".3g"),
-        ("compared", "guarded_seconds", ".3g"),
-        ("peak, MiB", "peak_mib", ".0f"),
-        ("compared, MiB", "guarded_mib", ".0f"),
-    )
-
-
 def main() -> None:
     """Run the parts, and record what they gave."""
     parts = {"nargs": "+", "choices": PARTS, "default": PARTS, "help": "all without"}

@@ -10,11 +10,10 @@ Eras: today.
 
 import copy
 import functools
-import pathlib
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import frames
 import recording
 import torch
 import transformers
@@ -50,10 +49,11 @@ def both_logps(model: Any, dtype: torch.dtype, length: int, count: int) -> tuple
     engine = copy.deepcopy(model).to(dtype)
     torch.manual_seed(0)
     ids = step = torch.randint(3, model.config.vocab_size, (count, PROMPT), device=model.device)
-    cache, theirs = None, []
+    names = inspect.signature(engine.forward).parameters
+    cache, name, theirs = None, "cache" if "cache" in names else "past_key_values", []
     for _ in range(length):
-        out = engine(input_ids=step, past_key_values=cache, use_cache=True)
-        cache, rows = out.past_key_values, out.logits[:, -1].float().log_softmax(-1)
+        out = engine(input_ids=step, use_cache=True, **{name: cache})
+        cache, rows = out[name], out.logits[:, -1].float().log_softmax(-1)
         step = torch.multinomial(rows.exp(), 1)
         theirs.append(rows.gather(1, step))
         ids = torch.cat([ids, step], 1)
@@ -105,25 +105,6 @@ def by_length(device: str, cases: Iterable[Case]) -> None:
             }
             observe.record("F17", "measured", figures, case=f"weights: {name}, {length} tokens", device=device)
             print(name, {key: round(value, 4) for key, value in figures.items()}, flush=True)
-
-
-def table_weights(folder: pathlib.Path) -> str:
-    """Rounding alone: what one weight for a sequence, and one for each token, leave of a batch, by length."""
-    runs = frames.read_runs(folder, "two_policies", "weights: (?P<engine>.+), (?P<tokens>\\d+) tokens")
-    runs = runs.assign(tokens=runs["tokens"].astype(int)).sort_values(["engine", "tokens"])
-    runs = runs[runs["tokens"] != 64]  # between those of 16 and 256 tokens in every column
-    return frames.table(
-        ["engine", "tokens"],
-        frames.list_runs(runs, "engine", "tokens"),
-        ("mean gap, nats", "gap", ".3f"),
-        (
-            "weight: smallest, median, largest",
-            lambda run: f"{run['smallest']:.3f}, {run['median']:.2f}, {run['largest']:.2f}",
-        ),
-        ("left out (above 3)", lambda run: f"{round(run['masked'] * run['sequences'])} of {run['sequences']}"),
-        ("effective sample size", "effective"),
-        ("with one for each token", "effective_token", ".3f"),
-    )
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import sys
 import pytest
 
 from failurelab.errors import OWN_ERRORS
+from failurelab_course import eras
 
 # A shell without a terminal starts `make test &` with SIGINT ignored, and every process below it inherits that: a test
 # that sends Ctrl-C to a command would wait for nothing. With a handler here, a child's begins as by default.
@@ -28,30 +29,46 @@ os.environ[OWN_ERRORS] = "raise"
 # make takes a quarter of the time.
 gc.disable()
 
-# The files that take longest come first, so that two workers that take the next file each end together: what comes
-# last takes seconds. Verify, eras and notebooks keep two processes busy; beside them come those that need one. A worker
-# takes its next file when two tests are left of the one that it has, so a file whose first takes minutes has three.
-LONG = (
-    "labs/test_verify.py",
-    "cli/test_preflight.py",
-    "unit/test_trainers.py",
-    "labs/test_units_in_every_era.py",
-    "notebooks/test_notebooks.py",
-    "notebooks/test_diffs.py",
-    "unit/test_textbook.py",
-    "labs/test_checker.py",
-    "cli/test_examples.py",
-    "notebooks/test_course.py",
-    "unit/test_zero3.py",
-    "cli/test_magics.py",
-)
+# The files that take more than some twelve seconds, the longest first (`--durations` tells). The cheap ones come before
+# them: most mistakes show there. A worker takes its next file when two tests are left of the one that it has.
+LONG = """
+    labs/units_in_every_era notebooks/notebooks cli/preflight notebooks/diffs cli/examples labs/checker
+    unit/ranks cli/magics notebooks/course unit/preflight_reward unit/zero3 unit/textbook
+    cli/preflight_ranks cli/preflight_step unit/guard_faults unit/preflight_step cli/preflight_forms
+    notebooks/alone unit/names unit/textbook_options unit/textbook_algorithms cli/diagnose notebooks/torchrun
+    unit/preflight_repairs unit/textbook_turns
+"""
 PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
 
 
 def pytest_collection_modifyitems(items):
-    """Put the long files first; within a file, and among the others, the order stays."""
-    place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+    """Put the cheap files first and then the longest, so that two workers end together."""
+    folder = pathlib.Path(__file__).parent
+    place = {folder / name.replace("/", "/test_"): number for number, name in enumerate(LONG.split())}
+    items.sort(key=lambda item: place.get(item.path.with_suffix(""), -1))
+
+
+# A stack that is not there is no failure of what is tested in it, and no pass.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call):
+    """Tell a test that a stack was missing for, or broken, from one that failed."""
+    report = yield
+    if report.failed and call.excinfo and call.excinfo.errisinstance(eras.EraError):
+        report.environment = " ".join(str(call.excinfo.value).split())
+    return report
+
+
+def pytest_report_teststatus(report):
+    """Count it by its own name; it stays a failure of the run."""
+    return ("environment", "N", "ENVIRONMENT") if hasattr(report, "environment") else None
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name each."""
+    for report in terminalreporter.stats.get("environment", ()):
+        terminalreporter.write_line(f"ENVIRONMENT {report.nodeid}: {report.environment}")
 
 
 def pytest_collection_finish():

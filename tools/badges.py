@@ -33,22 +33,19 @@ FETCH = """except ImportError as error:
     import sys
     import urllib.request
 
-    line = (f"{error}. Next: clone this course, and open it by "
-            "`make lab`; on Colab or Kaggle, see docs/hosted.md")
-    home, source = (os.environ.get(f"FAILURELAB_{name}", "")
-                    for name in ("HOME", "COURSE"))
+    line = f"{error}. Next: clone this course, `make lab`, or docs/hosted.md"
+    home, source = map(os.getenv, ("FAILURELAB_HOME", "FAILURELAB_COURSE"))
 DEFAULT    try:
-        if source and not home:  # a hosted runtime
+        if source and not home:
             file, _ = urllib.request.urlretrieve(source)
             shutil.unpack_archive(file, "course", "gztar")
             home = next(pathlib.Path("course").glob("*/eras")).parent
     except (OSError, EOFError, StopIteration) as failed:
-        line = (f"{source} did not bring the course ({failed!r}). Next: "
-                "look at address, network, disk; then run this again")
+        line = f"{source} did not bring the course, {failed!r}: run this again"
     if not home:
         error._render_traceback_ = lambda: [line]
         raise
-    sys.path.insert(0, os.path.abspath(os.path.join(home, "helpers")))
+    sys.path.insert(0, os.path.abspath(f"{home}/helpers"))
     from failurelab_course.eras import hosted
 
     hosted.prepare()

@@ -24,8 +24,8 @@ ROOT = eras.root()
 DIST = ROOT / "dist"
 UV = pathlib.Path(sys.executable).with_name("uv")
 # Of each distribution: the folders of its sources, and what may lie in its package.
-PACKAGES = {"grpo_failurelab": "failurelab", "grpo_failurelab_course": "failurelab_course"}
-FILES = {"failurelab": r".*\.(py|toml)", "failurelab_course": r".*\.(py|mplstyle|j2)"}
+PACKAGES = {"grpo_failurelab": "failurelab(_preflight)?", "grpo_failurelab_course": "failurelab_course"}
+FILES = {"grpo_failurelab": r".*\.(py|toml)", "grpo_failurelab_course": r".*\.(py|mplstyle|j2)"}
 METADATA = re.compile(
     r"[\w.-]+\.(dist|egg)-info/|(PKG-INFO|README\.md|LICENSE|MANIFEST\.in|pyproject\.toml|setup\.cfg)$"
     r"|failurelab/__init__\.py$"  # where the version stands
@@ -75,8 +75,7 @@ def check_contents(path: pathlib.Path) -> int:
         with tarfile.open(path) as sdist:
             members = [member.name for member in sdist.getmembers() if member.isfile()]
         files = [name.partition("/")[2].removeprefix("helpers/") for name in members]
-    package = PACKAGES[distribution]
-    wanted = re.compile(rf"{package}/{FILES[package]}")
+    wanted = re.compile(rf"{PACKAGES[distribution]}/{FILES[distribution]}")
     strange = [file for file in files if not wanted.fullmatch(file) and not METADATA.match(file)]
     if strange or not any(file.endswith("LICENSE") for file in files):
         raise ReleaseError(f"{path.name} holds {strange[:3] or 'no LICENSE'}. Next: what pyproject.toml packs")

@@ -9,12 +9,13 @@ import collections
 import pathlib
 import re
 import sys
+import textwrap
 
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 HELPERS = ROOT / "helpers"
-PACKAGES = ("failurelab", "failurelab_course")
+PACKAGES = ("failurelab", "failurelab_preflight", "failurelab_course")
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms -->\n", "<!-- end rooms -->"
 WIDTH = 16
@@ -30,27 +31,28 @@ def describe(package: str, room: str) -> str:
     return text.splitlines()[0].rstrip(".")
 
 
+def list_rooms(package: str) -> list[str]:
+    """Return the public rooms and modules of a package."""
+    paths = (HELPERS / package).iterdir()
+    names = (path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").is_file())
+    return sorted(name for name in names if not name.startswith("_"))
+
+
 def draw() -> str:
     """Return the picture: the course's rooms from the door down, then what a user takes home."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    layers = next(contract["layers"] for contract in contracts if contract.get("containers"))
     lines = ["failurelab_course: each line imports only lines below it"]
     for layer in layers:
         for number, room in enumerate(layer.split(" | ")):
             lines.append(f"  {'beside ' * bool(number)}{room}".ljust(WIDTH + 8) + describe("failurelab_course", room))
-    lines += ["", "failurelab: imports nothing of the course"]
-    take_home = HELPERS / "failurelab"
-    rooms = sorted(
-        path.stem for path in take_home.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
-    )
-    public = [room for room in rooms if not room.startswith("_")]
-    lines += [f"  {room}".ljust(WIDTH + 8) + describe("failurelab", room) for room in public]
-    lines.append(
-        "  _*".ljust(WIDTH + 8)
-        + "private: "
-        + ", ".join(room for room in rooms if room.startswith("_") and room[1] != "_")
-    )
+    for package, heading in (
+        ("failurelab_preflight", "imports failurelab, and nothing of the course"),
+        ("failurelab", "imports nothing of the others; what users call stands in docs/repairs.md"),
+    ):
+        rooms = ", ".join(list_rooms(package))
+        lines += ["", f"{package}: {heading}", *textwrap.wrap(rooms, 116, initial_indent="  ", subsequent_indent="  ")]
     return "```text\n" + "\n".join(lines) + "\n```\n"
 
 

@@ -3,34 +3,37 @@
     python benchmarks/atlas/drift.py [--main [PLACE]] [--new NAME,...] [--out evidence/atlas]
 
 Releases of trl and transformers that the evidence lacks are measured, and with --main trl's main branch, whose column
-is not kept with the others. For each, what differs from the last release before it is told: on the screen, and in the
-summary of a workflow where there is one. A silent failure that was not there before makes the exit status 1.
+is not kept with the others. For each, what differs from the releases before it is told: on the screen, and in the
+summary of a workflow where there is one. So is what denies the registry, and what the registry states of this release
+and no probe has asked. A silent failure that was not there before makes the exit status 1, and so does a row that
+denies the registry, as where a failure has gone that is said to be there.
 
-A release is compared with the column that differs from it in that package alone: a new transformers with the last one
-measured with the same trl, a new trl with the last one measured with the same minor release of transformers. Rows that
-this column lacks are compared with the last release of the package.
+A row is compared with the last column that tells something of it: first with those that differ in that package alone (a
+new transformers with the same trl, a new trl with the same minor release of transformers), then with the package's.
 """
 
 import argparse
 import os
 import pathlib
 import sys
+from collections.abc import Collection
 
 import columns
 import measure
 import stacks
+import statements
 from columns import Record
 from packaging.version import Version
 
 from failurelab.errors import FailureLabError
-from failurelab.failures.atlas import LOUD, NONE, NOT_THERE, SILENT
+from failurelab.failures.atlas import LOUD, NONE, NOT_THERE, SILENT, STATES
 
 TOLD = (LOUD, SILENT, NONE, NOT_THERE)  # states that say something of a release
 NEWEST = 2  # releases of a package that are looked at, where the evidence lacks more
 
 
 def read_before(after: Record, folder: pathlib.Path) -> list[Record]:
-    """Return what a column is compared with, what differs in one package alone first; nothing where nothing is older.
+    """Return what a column is compared with, the newest first; what differs in one package alone before all others.
 
     Args:
         after: the column.
@@ -49,28 +52,50 @@ def read_before(after: Record, folder: pathlib.Path) -> list[Record]:
     older.sort(key=lambda found: found[:2], reverse=True)
     alike = [record for _, beside, record in older if beside.release[:parts] == now[other].release[:parts]]
     same_kind = [record for _, _, record in older if record["stack"].startswith(f"{package}-")]
-    return [*alike[:1], *[record for record in same_kind[:1] if record not in alike[:1]]]
+    return [*alike, *[record for record in same_kind if record not in alike]]
+
+
+def last_told(before: list[Record], states: Collection[str] = TOLD) -> dict[str, tuple[str, Record]]:
+    """Return of each row the last state of these, by default those that tell something, with its column."""
+    known: dict[str, tuple[str, Record]] = {}
+    for record in before:
+        for probe in record["probes"]:
+            if probe["state"] in states:
+                known.setdefault(probe["id"], (probe["state"], record))
+    return known
 
 
 def differences(before: list[Record], after: Record) -> list[tuple[str, str, str, str]]:
-    """Return row, state before and of which column, state now and what was measured, where both tell and differ."""
-    known: dict[str, tuple[str, str]] = {}
-    for record in before:
-        for probe in record["probes"]:
-            if probe["state"] in TOLD:
-                known.setdefault(probe["id"], (probe["state"], record["stack"]))
+    """Return row, state before and of which column, state now and what was measured, where they differ.
+
+    What told nothing before is passed over; a row that tells nothing any more differs from the last column that has it.
+    """
+    told, newest = last_told(before), last_told(before, STATES)
     return [
-        (probe["id"], ", ".join(known[probe["id"]]), probe["state"], probe["said"])
+        (probe["id"], f"{was}, {column['stack']}", probe["state"], probe["said"])
         for probe in after["probes"]
-        if probe["state"] in TOLD and known.get(probe["id"], (probe["state"],))[0] != probe["state"]
+        for was, column in [(told if probe["state"] in TOLD else newest).get(probe["id"], ("", {}))]
+        if was in TOLD and was != probe["state"]
     ]
 
 
+def denials(after: Record) -> dict[str, str]:
+    """Return the rows that show something else than the registry states, each with what it states."""
+    return statements.find_contradictions(_states(after), after["versions"])
+
+
+def _states(record: Record) -> dict[str, str]:
+    return {probe["id"]: probe["state"] for probe in record["probes"]}
+
+
 def describe(before: list[Record], after: Record) -> str:
-    """Return what differs, and which defaults changed, as Markdown."""
+    """Return what differs from the releases before and from the registry, and which defaults changed, as Markdown."""
+    package = after["stack"].partition("-")[0]
+    states, known = _states(after), last_told(before)
+    compared = {column["stack"]: column for row, (_, column) in known.items() if row in states}
     now, *then = (
         f"{column['stack']} (trl {column['versions']['trl']}, transformers {column['versions']['transformers']})"
-        for column in (after, *before)
+        for column in (after, *(compared.values() or before[:1]))
     )
     lines = [f"### {now}, beside {' and '.join(then)}", ""]
     rows = differences(before, after)
@@ -79,15 +104,20 @@ def describe(before: list[Record], after: Record) -> str:
         lines += [f"| {row} | {was} | **{now}** | {said[:200].replace('|', '/')} |" for row, was, now, said in rows]
     else:
         lines.append("No row differs.")
+    lines += [f"- the registry denies that {row} is **{states[row]}**: {what}" for row, what in denials(after).items()]
+    asked = {probe["id"] for probe in measure.asked_of(package)}
+    unasked = statements.find_unasked(states, after["versions"], asked)
+    lines += [f"- stated of this release, and not asked ({why}): {'; '.join(what)}" for why, what in unasked.items()]
+    last = next((record for record in before if record["stack"].startswith(f"{package}-")), before[0])
     for config, fields in after.get("defaults", {}).items():
-        old = before[-1].get("defaults", {}).get(config, {})
+        old = last.get("defaults", {}).get(config, {})
         changed = [name for name in fields if name in old and old[name] != fields[name]]
         lines += [f"- default of {config}.{name}: {old[name]!r}, now {fields[name]!r}" for name in changed]
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    """Measure what is new, and tell what differs; 1 if a silent failure came."""
+    """Measure what is new, and tell what differs; 1 if a silent failure came, or the registry is denied."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     place = {"nargs": "?", "const": stacks.UPSTREAM, "default": "", "metavar": "PLACE"}
     parser.add_argument("--main", **place, help="also measure trl's main, of a folder or an address")
@@ -122,7 +152,7 @@ def missing(every: list[stacks.Stack], out: pathlib.Path) -> list[stacks.Stack]:
 
 
 def tell(new: list[stacks.Stack], out: pathlib.Path) -> int:
-    """Print what differs, into a workflow's summary too; return 1 if a silent failure came."""
+    """Print what differs, into a workflow's summary too; return 1 for a silent failure that came, or a denial."""
     parts, came = [], False
     for stack in new:
         after = columns.read_stack(stack.name, out)
@@ -130,7 +160,7 @@ def tell(new: list[stacks.Stack], out: pathlib.Path) -> int:
         if not before:
             parts.append(f"### {stack.name}\n\n{after.get('could_not_be_installed', 'not measured')}\n")
             continue
-        came |= any(now == SILENT for _, _, now, _ in differences(before, after))
+        came |= any(now == SILENT for _, _, now, _ in differences(before, after)) or bool(denials(after))
         parts.append(describe(before, after))
     text = "\n".join(parts or ["No release is new.\n"])
     print(text)

@@ -36,13 +36,14 @@ import columns
 import stacks
 from stacks import Stack
 
+from failurelab import failures as registry
 from failurelab.errors import FailureLabError
-from failurelab.failures import versions
+from failurelab.failures import verdicts, versions
 from failurelab.failures.atlas import COULD_NOT_RUN, LOUD, NONE, NOT_MEASURED, NOT_THERE, SILENT, STATES
 from failurelab.failures.toml_table import read_toml
-from failurelab.preflight.answer import Answer, Change, Verdict
-from failurelab.preflight.session import Session, TimeIsOver
 from failurelab_course.eras import install
+from failurelab_preflight.answer import Answer, Change, Verdict
+from failurelab_preflight.session import Session, TimeIsOver
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,7 +54,7 @@ BESIDE = ("peft", "accelerate", "datasets", "hypothesis", "packaging", "psutil")
 LIMIT = 900.0  # seconds in which a stack runs all its probes
 _NO_FIT = re.compile(r"No solution found|[Nn]o version of|unsatisfiable|Failed to build")  # what uv says of releases
 _GROWTH = 0.5  # of the logits' size in float32: what a longer prompt adds at least, if its rows are made
-_FAR = 0.02  # nats a token between the engine and the policy, which rounding does not reach
+TOKENS = 8  # that the probe of generation draws
 Record = dict[str, Any]
 
 
@@ -71,8 +72,14 @@ def read_probes(path: pathlib.Path = HERE / "probes.toml") -> list[Record]:
                 "what": f"GRPOTrainer's step beside its definition{beside}: {settings or 'options as they come'}",
                 "arguments": settings,
             }
-            probes.append(step | {"only_trl": table["only_trl"], "processes": processes})
+            only = {"only": table["only"]} if "only" in table else {}
+            probes.append(step | only | {"processes": processes})
     return probes
+
+
+def asked_of(package: str) -> list[Record]:
+    """Return the probes that are asked of each release of a package, trl or transformers."""
+    return [probe for probe in read_probes() if probe.get("only", package) == package]
 
 
 def lacking(stack: Stack, out: pathlib.Path, texts: Sequence[str] = (), again: bool = False) -> list[Record]:
@@ -86,7 +93,7 @@ def lacking(stack: Stack, out: pathlib.Path, texts: Sequence[str] = (), again: b
     """
     record = columns.read_stack(stack.name, out)
     measured = {probe["id"] for probe in record.get("probes", ())}
-    probes = [probe for probe in read_probes() if stack.name.startswith("trl-") or not probe.get("only_trl")]
+    probes = asked_of(stack.name.partition("-")[0])
     if texts:
         return [probe for probe in probes if any(text in probe["id"] for text in texts)]
     if again:
@@ -294,7 +301,44 @@ def judge_rollouts(figures: list[list[Record]]) -> Record:
     said = (
         f"engine and policy are {gaps[-1]:.2g} nats a token apart at call {len(gaps)}, and {gaps[0]:.2g} at the first"
     )
-    return {"state": SILENT, "failure": "F16", "said": said} if gaps[-1] > _FAR else {"state": NONE, "said": said}
+    place = {"policy_gap": gaps[-1], "policy_gap_first": gaps[0]}
+    is_found = verdicts.judge(registry.get("F16"), [place]).verdict == verdicts.FOUND
+    state = {"state": SILENT, "failure": "F16"} if is_found else {"state": NONE}
+    return state | {"said": said, "figures": [place]}
+
+
+def judge_generation(figures: list[list[Record]]) -> Record:
+    """Return whether generation in train mode draws from the policy, with each kind of checkpointing.
+
+    It tells nothing where eval mode does not either, or where these rows would not show what goes wrong.
+    """
+    if ended := _ended(figures):
+        return ended
+    runs = [run[0] for run in figures if run]
+    kinds = ", ".join(f"{run['train']:.2g} ({run['kind']}, use_cache={run['cache']})" for run in runs)
+    even = max(run["eval"] for run in runs)
+    if (ends := [run["ends"] for run in runs if run["ends"]]) and even <= runs[0]["rounding"]:
+        return {
+            "state": LOUD,
+            "failure": "F7",
+            "said": f"in train mode generate ends in {ends[0]}; in eval mode it is right",
+        }
+    unmasked, alone = (min(planted) for planted in zip(*(run["planted"] for run in runs)))
+    said = (
+        f"generate is off the policy by {kinds} nats a token at most in train mode, by {even:.2g} in eval mode; "
+        f"the next token would be by {unmasked:.2g} if no mask hid anything, and by {alone:.2g} if the last token "
+        "alone were seen"
+    )
+    names = {"train": "draw_gap", "rounding": "draw_rounding", "lengths": "prompt_lengths"}
+    places = [{name: run[key] for key, name in names.items()} | {"tokens_drawn": TOKENS} for run in runs]
+    controls = {"no causal mask": {"draw_gap": unmasked}, "predicted from the last token alone": {"draw_gap": alone}}
+    # of every run: one that shows nothing says that nothing was looked at there
+    verdict_of = [verdicts.judge(registry.get("F7"), [place], controls).verdict for place in places]
+    kept = {"said": said, "figures": places, "planted": controls}
+    if verdicts.FOUND in verdict_of and even <= runs[0]["rounding"]:
+        return {"state": SILENT, "failure": "F7", **kept}
+    held = set(verdict_of) == {verdicts.HELD} and even <= runs[0]["rounding"] and len(runs) == len(figures)
+    return {"state": NONE if held else NOT_MEASURED, **kept}
 
 
 def _ended(figures: list[list[Record]]) -> Record | None:
@@ -362,6 +406,7 @@ def judge_adapter(figures: list[list[Record]]) -> Record:
 JUDGES = {
     "memory": judge_memory,
     "rollouts": judge_rollouts,
+    "generation": judge_generation,
     "zero3": judge_partitions,
     "evaluation": judge_partitions,
     "tools": judge_calls,

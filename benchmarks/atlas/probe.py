@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 LONGEST = 180  # seconds of one run of several
-if sys.argv[1] == "--each":
+if sys.argv[1:2] == ["--each"]:
     for number, arguments in enumerate(json.loads(sys.argv[2])):
         if process := os.fork():
             os.waitpid(process, 0)
@@ -88,7 +88,7 @@ parser.add_argument("--model", default="plain")  # frozen, lora, wrapped, ..., a
 parser.add_argument("--checkpointing", choices=sorted(CHECKPOINTING), default="off")
 parser.add_argument("--lengths", choices=LENGTHS, default="mixed")
 parser.add_argument("--prompts", choices=("messages", "text"), default="messages")
-MEASURED = ("memory", "rollouts", "zero3", "evaluation", "tools", "warnings", "adapter")
+MEASURED = ("memory", "rollouts", "generation", "zero3", "evaluation", "tools", "warnings", "adapter")
 parser.add_argument("--measure", choices=MEASURED, help="what is measured here, and written into --says")
 parser.add_argument("--says", type=pathlib.Path, help="a file for what was measured here, a line of JSON each time")
 parser.add_argument("--defaults", help="write what each configuration's fields are by default into this file, and end")
@@ -334,6 +334,44 @@ def follow_adapter():
     say(tensors=len(tensors), trainable=trainable, changed=changed, ends=ends)
 
 
+@torch.no_grad()
+def generate_in_train_mode():
+    """Say by how many nats a token `generate` is off the policy in train mode under checkpointing, and in eval mode.
+
+    Beside these, what each of the two ways to go wrong would do to the next token of these rows: a mask that hides
+    nothing, and a cache that is lost, so that the last token alone is seen.
+    """
+    from failurelab import rollouts
+
+    batch = tokenizer(asks[::8], return_tensors="pt", padding=True)
+    ids, mask = batch["input_ids"], batch["attention_mask"]  # both (rows, tokens)
+    model.gradient_checkpointing_enable(CHECKPOINTING[asked.checkpointing]["gradient_checkpointing_kwargs"])
+    options, ends = {"max_new_tokens": 8, "use_cache": True}, ""
+    even = off = rollouts.compare(model.eval(), tokenizer, ids, mask, **options)
+    try:
+        off = rollouts.compare(model.train(), tokenizer, ids, mask, **options)
+    except RuntimeError as error:  # a mask for tokens that the layers do not have
+        ends = f"{type(error).__name__}: {error}"
+    model.eval()
+    hidden = (1.0 - mask[:, None, None]) * torch.finfo(model.dtype).min  # (rows, 1, 1, tokens): padding alone
+    square = hidden.expand(-1, -1, ids.shape[1], -1).contiguous()
+    right, unmasked, alone = (
+        model(**given).logits[:, -1].log_softmax(-1)  # (rows, vocabulary)
+        for given in (dict(batch), {"input_ids": ids, "attention_mask": square}, {"input_ids": ids[:, -1:]})
+    )
+    planted = [(each - right).gather(1, right.argmax(1)[:, None]).abs().mean().item() for each in (unmasked, alone)]
+    say(
+        kind=asked.checkpointing,
+        train=off.error,
+        ends=ends,
+        eval=even.error,
+        rounding=even.rounding,
+        cache=off.use_cache,
+        lengths=len(set(mask.sum(1).tolist())),
+        planted=planted,
+    )
+
+
 def train_in_partitions():
     """Train under ZeRO-3, after an evaluation where that is asked; note the hooks that are on in each generation."""
     from failurelab import zero3
@@ -359,6 +397,9 @@ def train_in_partitions():
         say(train=f"{type(error).__name__}: {error}")
 
 
+if asked.measure == "generation":
+    generate_in_train_mode()
+    sys.exit()
 if asked.trainer == "OnlineDPO" and "reward_funcs" in inspect.signature(trainer_class.__init__).parameters:
     # from here on preferences come from rewards, and in some releases a judge alone ends in a TypeError
     rows = rows.remove_columns("answer")

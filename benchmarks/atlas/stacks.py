@@ -81,7 +81,7 @@ def read_index(package: str) -> list[Release]:
     days: dict[Version, datetime.date] = {}
     for file in files:
         version = _version_of(file["filename"], package)
-        if version is None or version.is_prerelease or version < FROM[package] or file.get("yanked"):
+        if version is None or version.is_prerelease or file.get("yanked") or version < FROM.get(package, version):
             continue
         if "upload-time" not in file:
             raise IndexUnreadable(
@@ -94,7 +94,7 @@ def read_index(package: str) -> list[Release]:
 
 
 def _version_of(filename: str, package: str) -> Version | None:
-    if not filename.startswith(f"{package}-") or not filename.endswith(".whl"):
+    if not filename.startswith(f"{package.replace('-', '_')}-") or not filename.endswith(".whl"):
         return None
     try:
         return Version(filename.split("-")[1])

@@ -13,13 +13,14 @@ from typing import Any
 
 import columns
 import measure
+import statements
 
 from failurelab import failures
 from failurelab.failures import atlas
 
 ROOT = measure.ROOT
 PICTURE = ROOT / "evidence" / "atlas.svg"
-PAGES = {"en": ROOT / "docs" / "atlas.md", "zh": ROOT / "docs" / "zh" / "atlas.md"}
+PAGE = ROOT / "docs" / "atlas.md"
 COLOURS = {
     atlas.NONE: "#d9efe0",
     atlas.SILENT: "#c0392b",
@@ -71,7 +72,8 @@ def write_table(table: dict[str, Any]) -> None:
 
 
 WARNING = "F1 which passes warn"  # a row of figures, and of no failure
-CELL, LEFT, TOP = 9, 430, 52  # pixels: of a cell, beside all and above all of them
+CELL, TOP = 9, 52  # pixels: of a cell, and above all of them
+LETTER = 4.8  # pixels that a letter of a label takes at most, on the average, in the fonts that viewers have
 
 
 def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
@@ -80,7 +82,10 @@ def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     Where it is opened by itself, a column leads to its evidence, and a cell with a failure tells what was measured.
     """
     shown, places = _of_trl(records), find_places(records)
-    width, height = LEFT + CELL * len(shown) + 10, TOP + CELL * len(rows) + 30
+    asked = {probe["id"] for probe in measure.asked_of("trl")}
+    rows = [row for row in rows if row.id in asked]
+    left = 8 + round(LETTER * max(len(row.id) for row in rows))
+    width, height = left + CELL * len(shown) + 10, TOP + CELL * len(rows) + 30
     colours = "".join(f".c{number}{{fill:{colour}}}" for number, colour in enumerate(COLOURS.values()))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
@@ -89,10 +94,10 @@ def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
     for y, row in enumerate(rows):
-        lines.append(f'<text x="{LEFT - 4}" y="{TOP + CELL * y + 7}" text-anchor="end">{html.escape(row.id)}</text>')
+        lines.append(f'<text x="{left - 4}" y="{TOP + CELL * y + 7}" text-anchor="end">{html.escape(row.id)}</text>')
     states = list(COLOURS)
     for x, record in enumerate(shown):
-        release, at = record["pinned"]["trl"], LEFT + CELL * x
+        release, at = record["pinned"]["trl"], left + CELL * x
         lines.append(f'<text transform="translate({at + 7} {TOP - 4}) rotate(-90)">{release}</text>')
         lines.append(f'<a href="{places[record["stack"]]}">')
         cells = {probe["id"]: probe for probe in record["probes"]}
@@ -105,7 +110,7 @@ def draw(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
             lines.append(f'<rect {place} width="{CELL}" height="{CELL}">{told}</rect>')
         lines.append("</a>")
     for number, state in enumerate(states):
-        at, below = LEFT + 80 * number, height - 18
+        at, below = left + 80 * number, height - 18
         lines.append(f'<rect class="c{number}" x="{at}" y="{below}" width="9" height="9"/>')
         lines.append(f'<text x="{at + 13}" y="{below + 8}">{state}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
@@ -115,105 +120,74 @@ HEAD = """# The atlas: each failure in each release
 
 [中文](zh/atlas.md)
 
-What people could install on the day of a release of trl (its wheel, and the newest transformers, peft, accelerate and
-datasets of three days later, with torch as in all eras), and one small training for each row, judged by
-[preflight](preflight.md). Nothing here is read in source texts. `failurelab upgrade 0.19.1 1.16.0` tells what another
-release changes, defaults too; `make atlas` measures what is not there yet.
+For whoever wants to upgrade, or to know whether a release has a failure. `failurelab upgrade 0.19.1 1.16.0` tells what
+another release changes, defaults too.
 
 ![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](../evidence/atlas.svg)
 
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
-option, or refuses the set-up. *Not measured*: preflight could not tell, for the reason that stands in the evidence. A
-row of steps beside their definition is silent where the gradient is not the algorithm's. Opened by itself, the picture
-tells what was measured in a cell with a failure, and leads to its evidence, a line a release:
-`grep trl-0.19.1 evidence/atlas/trl.jsonl | python -m json.tool` lays one out. A test holds the
-[registry](symptoms.md) to these cells.
-
-`OnlineDPOTrainer` is that of `trl.experimental` where there is one, as from 0.26 on. Under ZeRO-3 one process trains on
-a CPU, and DeepSpeed is that of the day. A tool is called by a stand-in for the model's generation. Not in the atlas:
-what needs a GPU or several (F5, F6), vLLM (F17, and F16 under `use_vllm`), or a person's own prompts and rewards (F10,
-F12, F14).
+option, or refuses the set-up. *Not measured*: preflight could not tell; the evidence says why. Open the picture by
+itself to see what was measured in a cell.
 """
-HEAD_ZH = """# 图谱：每个版本里的每个故障
+HOW = """
+## How it was measured
 
-[English](../atlas.md)
+Each release of trl was installed with what people could install on its day (the newest transformers, peft, accelerate
+and datasets of three days later, and the course's torch). Each row is one small training, judged by
+[preflight](preflight.md); nothing is read in source texts. A test holds the [registry](symptoms.md) to these cells, and
+`not_measured` in its files says why a statement has none. `make atlas` measures what is missing.
 
-对 trl 的每个版本，装上它发布当天（加三天）能装到的 transformers、peft、accelerate 和 datasets，
-每一行跑一次小训练，由 [preflight](preflight.md) 判断，没有一条是读源码读来的。
-`failurelab upgrade 0.19.1 1.16.0` 说出换版本会变什么，默认值也算；`make atlas` 补测还没有的版本。
-
-![从左到右是 trl 的版本，从上到下是各种设置：无故障、静默、报错](../../evidence/atlas.svg)
-
-*silent（静默）*：训练照常进行，结果是错的。*loud（报错）*：训练以报错结束。
-*not there（没有）*：这个版本没有这个 trainer 或选项，或拒绝这样设置。
-*not measured（没测出）*：preflight 判断不了，原因写在证据里。
-单独打开图片，鼠标停在有故障的格子上会显示测到了什么，点击进入证据，每个版本占一行：
-`grep trl-0.19.1 evidence/atlas/trl.jsonl | python -m json.tool` 把一行展开来看。
+`OnlineDPOTrainer` is that of `trl.experimental` from 0.26 on. Under ZeRO-3 one process trains on a CPU. A stand-in for
+the model's generation calls the tool. A `generate()` of one's own does not use trl, so it is asked of the releases of
+transformers, and is not in the picture.
 """
-_WORDS = {
-    "en": {
-        "counted": "Cells",
-        "left": " Not asked yet: {}, which `make atlas` measures.",
-        "measured": "Releases of trl measured: {}, from {} to {}; of transformers: {}.",
-        "install": "{} cannot be installed: {}",
-        "cost": "One more release takes {} minutes (trl {}) and {} GB, which are given back; all {} stacks, two at a "
-        "time on two cores that had other work too, {} hours.",
-        "warning": 'Which passes print "None of the inputs have requires_grad"',
-        "passes": "How often it is printed in three steps with `use_reentrant=True`: in generation, scoring and "
-        "training passes. Healthy runs have it in the first two; in training passes tensors are without a gradient.",
-        "warned": "| trl | full fine-tuning | frozen embeddings | `peft_config` |",
-        "run": "could not run",
-        "where": "Where it is found",
-        "columns": "| failure, set-up | trl, with what was there on its day | transformers | changed by |",
-    },
-    "zh": {
-        "counted": "格子数",
-        "left": " 还没测的：{} 个，`make atlas` 会补上。",
-        "measured": "测过的 trl 版本：{} 个，从 {} 到 {}；transformers：{} 个。",
-        "install": "{} 装不上：{}",
-        "cost": "多测一个版本要 {} 分钟（trl {}），占 {} GB，测完即释放；全部 {} 个环境，两个并行，"
-        "在还有别的活要干的两个核上要 {} 小时。",
-        "warning": '哪些前向会打印 "None of the inputs have requires_grad"',
-        "passes": "`use_reentrant=True`，训练三步，依次是生成、打分、训练三种前向里打印的次数。"
-        "前两种健康的训练也有；训练前向里有，就是有参数没拿到梯度。",
-        "warned": "| trl | 全参微调 | 冻结 embedding | `peft_config` |",
-        "run": "跑不了",
-        "where": "在哪些版本里",
-        "columns": "| 故障与设置 | trl（配当天能装到的其他库） | transformers | 由谁改变 |",
-    },
-}
+STEP = "GRPOTrainer's step beside its definition"
 
 
-def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]], language: str = "en") -> str:
-    """Return the text of docs/atlas.md: the picture, what was counted, and in which releases each row was found.
+def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
+    """Return the text of docs/atlas.md: the picture, in which releases each row was found, and how it was measured.
 
     Each release that is named leads to its evidence.
     """
-    say, up = _WORDS[language], "../" * (1 + (language == "zh"))
-    links = {stack: f"{up}evidence/{place}" for stack, place in find_places(records).items()}
+    links = {stack: f"../evidence/{place}" for stack, place in find_places(records).items()}
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
-    cells = [probe["state"] for record in records for probe in record.get("probes", ())]
-    counts = ", ".join(f"{cells.count(state)} {state}" for state in COLOURS)
-    asked = len(measured) * len(rows) + len(others) * sum(not probe.get("only_trl") for probe in measure.read_probes())
-    left = say["left"].format(asked - len(cells)) if asked > len(cells) else ""
-    lines = [HEAD if language == "en" else HEAD_ZH, f"{say['counted']}: {counts}.{left}\n"]
-    ends = [record["pinned"]["trl"] for record in (measured[0], measured[-1])]
-    lines.append(say["measured"].format(len(measured), *ends, len(others)) + "\n")
-    for record in records:
-        if "probes" not in record:
-            lines.append("- " + say["install"].format(record["stack"], record["could_not_be_installed"][:200]))
-    lines += _errors(records, say["run"])
-    lines.append("\n" + _cost(records, say["cost"]))
-    lines += [f"\n## {say['where']}\n", say["columns"], "| --- | --- | --- | --- |"]
+    lines = [HEAD, "## Where it is found\n"]
+    lines += [
+        "| failure, set-up | trl, with what was there on its day | transformers | mended by |",
+        "| --- | --- | --- | --- |",
+    ]
+    found: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         spans = [
             _spans(row.id, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))
         ]
         if any(spans):
-            lines.append(f"| {row.what} | {spans[0]} | {spans[1]} | {_threads(row, records)} |")
-    lines += [f"\n## {say['warning']}\n", f"{say['passes']}\n", say["warned"], "| --- | --- | --- | --- |"]
-    lines += _warned(measured)
-    return "\n".join(lines) + "\n"
+            kind, _, options = row.what.partition(
+                ": "
+            )  # set-ups of a step that differ in their options alone are one row
+            what = f"{', '.join(row.failures)}: {kind if kind == STEP else row.what}"
+            found.setdefault((what, *spans, _threads(row)), []).extend([f"`{options}`"] * (kind == STEP))
+    for (what, *cells), options in found.items():
+        lines.append(f"| {what}{' ' * bool(options)}{'; '.join(options)} | {' | '.join(cells)} |")
+    lines += ['\n## Which passes print "None of the inputs have requires_grad"\n']
+    lines += ["How often it is printed in three steps with `use_reentrant=True`: in generation, scoring and training"]
+    lines += ["passes. In the first two it is harmless. In training passes tensors are without a gradient.\n"]
+    lines += ["| trl | full fine-tuning | frozen embeddings | `peft_config` |", "| --- | --- | --- | --- |"]
+    lines += [*_warned(measured), HOW]
+    states = [probe["state"] for record in records for probe in record.get("probes", ())]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in COLOURS)
+    asked = sum(
+        len(stacks) * len(measure.asked_of(package))
+        for stacks, package in ((measured, "trl"), (others, "transformers"))
+    )
+    ends = [record["pinned"]["trl"] for record in (measured[0], measured[-1])]
+    lines.append("{} releases of trl, from {} to {}, and {} of transformers.".format(len(measured), *ends, len(others)))
+    lines.append(f"Cells: {counts}{f', {asked - len(states)} not asked yet' * (asked > len(states))}.\n")
+    for record in records:
+        if "probes" not in record:
+            why = record["could_not_be_installed"].removeprefix("error: ").partition(" cause: ")[0]
+            lines.append(f"- {record['stack']} cannot be installed: {why}")
+    return "\n".join([*lines, *_errors(records)]) + "\n"
 
 
 _FOUND = (atlas.LOUD, atlas.SILENT)
@@ -223,7 +197,7 @@ def _of_trl(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [record for record in records if record["stack"].startswith("trl-") and "probes" in record]
 
 
-def _errors(records: list[dict[str, Any]], title: str) -> list[str]:
+def _errors(records: list[dict[str, Any]]) -> list[str]:
     """Return a line for each error that kept probes from running, with the stacks."""
     stacks: dict[str, list[str]] = {}
     for record in records:
@@ -232,19 +206,9 @@ def _errors(records: list[dict[str, Any]], title: str) -> list[str]:
                 error = probe["said"].rpartition(" ended in ")[2][:160]
                 stacks.setdefault(error, []).append(record["stack"])
     return [
-        f"- {title}: {', '.join(dict.fromkeys(names))} ({len(names)}): `{error}`" for error, names in stacks.items()
+        f"- could not run: {', '.join(dict.fromkeys(names))} ({len(names)}): `{error}`"
+        for error, names in stacks.items()
     ]
-
-
-def _cost(records: list[dict[str, Any]], text: str) -> str:
-    """Return what a release more costs, and all stacks, by what each took when it was measured, in parts or at once."""
-    made = [record for record in records if "probes" in record]
-    newest = [record for record in made if record["stack"].startswith("trl-")][-1]
-    size = max(record.get("megabytes", 0) for record in made) / 1000
-    hours = sum(record["seconds"] for record in made) / 2 / 3600
-    return text.format(
-        round(newest["seconds"] / 60), newest["pinned"]["trl"], round(size, 1), len(made), round(hours, 1)
-    )
 
 
 def _warned(records: list[dict[str, Any]]) -> list[str]:
@@ -263,16 +227,10 @@ def _warned(records: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _threads(row: atlas.Setup, records: list[dict[str, Any]]) -> str:
-    """Return the threads upstream by which the failures that a row showed were mended, as the registry has them."""
-    shown = {
-        probe["failure"]
-        for record in records
-        for probe in record.get("probes", ())
-        if probe["id"] == row.id and probe["state"] in _FOUND
-    }
-    stacks = [stack for failure in failures.all() if failure.id in shown for stack in failure.fixed if stack.thread]
-    links = {stack.thread: failures.Thread(stack.thread, "").url for stack in stacks}
+def _threads(row: atlas.Setup) -> str:
+    """Return the threads upstream by which what a row shows was mended, as the registry has them."""
+    threads = [stack.thread for _, has_it, stack in statements.rows() if not has_it and stack.asks(row.id)]
+    links = {thread: failures.Thread(thread, "").url for thread in threads if thread}
     return ", ".join(f"[{thread}]({url})" for thread, url in links.items())
 
 
@@ -298,8 +256,7 @@ def main() -> int:
     atlas.read.cache_clear()
     rows, _ = atlas.read()
     PICTURE.write_text(draw(rows, records), encoding="utf-8")
-    for language, page in PAGES.items():
-        page.write_text(make_page(rows, records, language), encoding="utf-8")
+    PAGE.write_text(make_page(rows, records), encoding="utf-8")
     return 0
 
 

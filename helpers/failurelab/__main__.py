@@ -1,10 +1,11 @@
 """The command `failurelab`; `python -m failurelab` is the same.
 
-This package has five verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries, `upgrade`,
-which tells what another release of trl changes, `preflight`, which judges a training script, and `diagnose`, which
-judges what a run left. Where the course is installed
-its command line takes over, which has these and its own: it is found by the entry-point group `failurelab.commands`,
-for this package imports nothing of the course.
+This package has six verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries, `upgrade`,
+which tells what another release of trl changes, `gradients`, which holds an implementation of the loss against known
+gradients, `preflight`, which measures a training script, and `diagnose`, which reads what a run left. The last two
+belong to failurelab_preflight, and are found by the entry-point group `failurelab.verbs`. Where the course is installed
+its command line takes over, which has these and its own: it is found by the group `failurelab.commands`. So this
+package imports neither.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import os
 import pathlib
 import sys
 
-GROUP = "failurelab.commands"
+GROUP, VERBS = "failurelab.commands", "failurelab.verbs"
 
 
 def main(arguments: "list[str] | None" = None) -> int:
@@ -34,14 +35,17 @@ def main(arguments: "list[str] | None" = None) -> int:
 
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        if words[:1] == ["preflight"]:  # what comes after is the script's, and may look like an option
-            from failurelab.preflight.cli import main as preflight
+        if words[:1] in (["preflight"], ["diagnose"]):  # what comes after may be the script's, and look like an option
+            for verb in importlib.metadata.entry_points(group=VERBS, name=words[0]):
+                status = verb.load()(words[1:])
+                return status
+            raise FailureLabError(
+                f"{words[0]} is not installed for {sys.executable}. Next: pip install --no-deps ./helpers in a clone"
+            )
+        if words[:1] == ["gradients"]:
+            from failurelab.known_gradients.check import main as gradients
 
-            return preflight(words[1:])
-        if words[:1] == ["diagnose"]:
-            from failurelab.diagnose.cli import main as diagnose
-
-            return diagnose(words[1:])
+            return gradients(words[1:])
         options = _parser().parse_args(arguments)
         status = options.run(options)
         return status
@@ -67,9 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "failurelab", description="Failures of GRPO and Online DPO training: is your run affected?"
     )
-    verbs = parser.add_subparsers(required=True, metavar="preflight|diagnose|symptoms|doctor|upgrade")
+    verbs = parser.add_subparsers(required=True, metavar="preflight|diagnose|gradients|symptoms|doctor|upgrade")
     verbs.add_parser("preflight", help="judge a training script before the GPU hours are spent")
     verbs.add_parser("diagnose", help="what is wrong with a run, by the files that it left?")
+    verbs.add_parser("gradients", help="does an implementation of the loss have the gradients that are known?")
     symptoms = verbs.add_parser("symptoms", help="which failures do a log's lines belong to, and what repairs them?")
     symptoms.add_argument("log", nargs="?", type=pathlib.Path, help="a log; without one it is read from the input")
     symptoms.set_defaults(run=_symptoms)
@@ -87,8 +92,9 @@ def _parser() -> argparse.ArgumentParser:
 def _symptoms(options: argparse.Namespace) -> int:
     from failurelab.failures import symptoms
 
-    print(symptoms.describe(symptoms.read_log(options.log) if options.log else sys.stdin))
-    return 0
+    said, status = symptoms.look_up(symptoms.read_log(options.log) if options.log else sys.stdin)
+    print(said)
+    return status
 
 
 def _doctor(options: argparse.Namespace) -> int:

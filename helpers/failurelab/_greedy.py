@@ -173,13 +173,24 @@ def read_completions(
     """Return for each row its completion, up to the first end token, and the log-probabilities it was chosen with.
 
     The latter, `(tokens,)`, are those of generation itself, before any processing of the logits.
+
+    Raises:
+        ValueError: what generated gave no logits, although it was asked for them.
     """
+    sequences, logits = (getattr(output, name, None) for name in ("sequences", "logits"))
+    if not isinstance(sequences, torch.Tensor) or not isinstance(logits, tuple) or not logits:
+        raise ValueError(
+            f"generation gave a {type(output).__name__} without the logits that it was asked for "
+            "(return_dict_in_generate and output_logits), so what it drew cannot be compared with the policy. "
+            "Something stands in the place of the model's own generate: a mock, or a function of the script. "
+            "Next: let it hand its arguments on to model.generate, or leave this check out."
+        )
     end = tokenizer.eos_token_id if config.eos_token_id is None else config.eos_token_id
     ends = set(end) if isinstance(end, list | tuple) else {end}
-    tokens = output.sequences[:, prompt_length:]  # (batch, new)
-    steps = [  # logits are (batch, vocabulary), for each new token
-        logits.float().log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
-        for logits, chosen in zip(output.logits, tokens.unbind(1))
+    tokens = sequences[:, prompt_length:]  # (batch, new)
+    steps = [  # of logits that are (batch, vocabulary), for each new token
+        of_token.detach().float().log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+        for of_token, chosen in zip(logits, tokens.unbind(1))
     ]
     completions = []
     for row, log_probs in zip(tokens.tolist(), torch.stack(steps, 1)):

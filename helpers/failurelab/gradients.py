@@ -16,7 +16,8 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,10 @@ from torch import nn
 from failurelab._checkpointing import enable_checkpointing, option_name
 from failurelab._inputs import GradientError, input_embeddings, require_input_grads
 from failurelab._text import list_names
+from failurelab._unwrap import has_adapter
 from failurelab.adapters import prepare_peft
+from failurelab.failures.predicates import Value
+from failurelab.handles import keep_random_state, unseen
 
 __all__ = [
     "GradientError",
@@ -34,7 +38,9 @@ __all__ = [
     "GradientWatch",
     "Snapshot",
     "checkpointed",
+    "count",
     "enable_checkpointing",
+    "find_unused",
     "input_embeddings",
     "not_optimized",
     "prepare_peft",
@@ -42,6 +48,9 @@ __all__ = [
     "snapshot",
     "watch",
 ]
+
+
+_PLANTED = "a module cut off from the loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +63,12 @@ class GradientReport:
     next_step: str = ""
     not_optimized: tuple[str, ...] = ()
     """Those that the optimizer does not hold; asked by GradientGuard alone."""
+    unused: tuple[str, ...] = ()
+    """Those without a gradient that no forward pass used, so that none is missing; asked by GradientGuard alone."""
 
     @property
     def learns(self) -> bool:
-        """True if something is trainable, all of it has a gradient, and no optimizer is known to leave it out.
+        """True if something is trainable, all of it that is used has a gradient, and no optimizer leaves it out.
 
         A gradient of all zeros is no fault: LoRA's A starts with one, and a batch in which every completion has the
         same reward gives nothing else.
@@ -67,6 +78,11 @@ class GradientReport:
     def __str__(self) -> str:
         total = len(self.trainable)
         text = f"all {total} trainable tensors have a gradient."
+        if self.unused:
+            text = (
+                f"all {total - len(self.unused)} trainable tensors that the forward passes used have a gradient. "
+                f"{len(self.unused)} were not used, and have none: {list_names(self.unused)}."
+            )
         if self.without_gradient:
             text = (
                 f"{len(self.without_gradient)} of {total} trainable tensors have no gradient: "
@@ -83,11 +99,12 @@ class GradientWatch:
     def __init__(self, model: nn.Module):
         self._model = model
         self._parameters = _trainable(model)
+        self._cut_off = nn.Parameter(torch.zeros(1))  # planted: it is listened to as all are, and no loss reaches it
         self._reached: set[str] = set()
         self._nonzero: set[str] = set()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(functools.partial(self._record, name))
-            for name, parameter in self._parameters.items()
+            for name, parameter in {**self._parameters, _PLANTED: self._cut_off}.items()
         ]
 
     def _record(self, name: str, parameter: torch.Tensor) -> None:
@@ -107,6 +124,11 @@ class GradientWatch:
                 "was wrapped or frozen since. Next: gradients.watch(trainer.model), after the trainer is made."
             )
         return _report(self._model, self._parameters, self._reached, self._nonzero)
+
+    def planted(self) -> dict[str, Value]:
+        """Return what the same watch says with one tensor more, which is cut off from the loss."""
+        names = (*self._parameters, _PLANTED)
+        return {"tensors_without_gradient": sum(name not in self._reached for name in names)}
 
     def stop(self) -> None:
         """Stop listening; the report stays."""
@@ -166,6 +188,24 @@ def snapshot(model: nn.Module) -> Snapshot:
     return Snapshot({name: parameter.detach().clone() for name, parameter in _trainable(model).items()})
 
 
+def count(model: nn.Module, optimizer: Any = None) -> dict[str, Value]:
+    """Return figures of a model's tensors: of adapters, trained ones, and such as no optimizer holds.
+
+    Without an optimizer what it would hold is not known, and not counted.
+    """
+    named = list(model.named_parameters())
+    trainable = sum(parameter.requires_grad for _, parameter in named)
+    figures: dict[str, Value] = {
+        "tensors_total": len(named),
+        "tensors_trainable": trainable,
+        "adapter_tensors": sum("lora_" in name for name, _ in named) or int(has_adapter(model)),
+    }
+    if optimizer is not None:
+        left_out = len(not_optimized(model, optimizer))
+        figures |= {"tensors_trainable": trainable - left_out, "tensors_not_optimized": left_out}
+    return figures
+
+
 def not_optimized(model: nn.Module, optimizer: Any) -> tuple[str, ...]:
     """Return the names of trainable tensors that an optimizer does not hold, so that no step changes them.
 
@@ -177,6 +217,79 @@ def not_optimized(model: nn.Module, optimizer: Any) -> tuple[str, ...]:
     return tuple(
         name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held
     )
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+@dataclasses.dataclass
+class ForwardPass:
+    """A forward pass that can be run again.
+
+    Attributes:
+        args: of the call.
+        kwargs: of the call.
+        read: places of the output's tensors that the backward pass went through; empty where that is not known.
+        check: calls what listens, in the middle of the backward pass: a guard's, from which no error comes out.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    read: set[int] = dataclasses.field(default_factory=set)
+    check: Callable[..., Any] = _call
+
+    def listen(self, output: Any) -> None:
+        """Note which tensors of the output the backward pass goes through: a model may give some that nobody reads."""
+        for place, tensor in enumerate(_tensors(output)):
+            if tensor.requires_grad:
+                tensor.register_hook(lambda gradient, place=place: self.check(self.read.add, place))
+
+
+def find_unused(model: nn.Module, names: Sequence[str], calls: Sequence[ForwardPass]) -> tuple[str, ...]:
+    """Return the tensors with these names if no forward pass used them, else none of them.
+
+    Vision towers compute layers whose output nothing reads, an expert may get no token, a tower no image. Each pass is
+    run again with noise in these tensors: they are unused if what was read stays bit for bit what it is. That holds for
+    tied weights, for weights that are read past their module, and under checkpointing. What is detached on its way to
+    the loss is used: it changes the output. Nothing is said of a model that is sharded.
+    """
+    of_names = set(names)
+    parameters = [parameter for name, parameter in model.named_parameters() if name in of_names]
+    if not calls or any(hasattr(each, "ds_id") or hasattr(each, "to_local") for each in parameters):
+        return ()
+    kept = [(tensor, tensor.detach().clone()) for tensor in (*parameters, *model.buffers())]
+
+    def run(noise: bool) -> list[torch.Tensor]:
+        outputs = []
+        with keep_random_state():
+            for call in calls:
+                for tensor, values in kept:
+                    tensor.data.copy_(values)
+                for parameter in parameters if noise else ():
+                    with keep_random_state():
+                        parameter.data.add_(torch.randn_like(parameter))
+                output = _tensors(model(*call.args, **call.kwargs))
+                outputs += [tensor for place, tensor in enumerate(output) if place in call.read or not call.read]
+        return outputs
+
+    try:
+        with unseen(), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # reentrant checkpointing warns of each pass without gradients
+            pairs = list(zip(run(noise=False), run(noise=True), strict=True))
+    finally:
+        for tensor, values in kept:
+            tensor.data.copy_(values)
+    same = bool(pairs) and all(torch.equal(before, after) for before, after in pairs)
+    return tuple(names) if same else ()
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """Return the floating-point tensors of what a model gives."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -10,7 +10,6 @@ import inspect
 import random
 import sys
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from torch import nn
 
 _unseen = 0  # blocks of `unseen` that are open
-_listened: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -175,14 +173,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def without_listeners(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that `listen_to` has replaced by this one; the same function if it is none of these."""
-    while isinstance(function, types.FunctionType | _Listened) and function in _listened:
-        function = _listened[function]
-    return function
-
-
-def listen_to(functions: list[Any], before: Callable[..., None], after: Callable[..., None]) -> Handle:
+def listen_to(functions: list[Any], after: Callable[..., None]) -> Handle:
     """Replace each function of a list, such as a trainer's reward functions, by one that does the same and tells of it.
 
     Modules, such as a reward model, stay as they are. Attributes of an object that is called stay its own, so that its
@@ -191,19 +182,19 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
 
     Args:
         functions: replaced in place.
-        before: is given the place in the list, the arguments and the keyword arguments of each call.
-        after: is given these and what the function has returned; a list of the values where these can be read once.
+        after: is given, after each call, the place in the list, the arguments, the keyword arguments and what the
+            function has returned; a list of the values where these can be read once.
     """
     own, active = list(functions), True
 
-    def tell(listener: Callable[..., None], *told: Any) -> None:
+    def tell(*told: Any) -> None:
         if active:  # another wrapper may lie on top of ours when it is taken back
-            listener(*told)
+            after(*told)
 
     def pass_on(result: Any, *told: Any) -> Any:
         """Tell of a result, and return it; one that can be read once is told of while the caller reads it."""
         if not isinstance(result, Iterator):
-            tell(after, *told, result)
+            tell(*told, result)
             return result
 
         def read() -> Iterator[Any]:
@@ -211,7 +202,7 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
             for value in result:
                 values.append(value)
                 yield value
-            tell(after, *told, values)
+            tell(*told, values)
 
         return read()
 
@@ -220,14 +211,12 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
 
             @functools.wraps(function)
             async def call(*args: Any, **kwargs: Any) -> Any:
-                tell(before, index, args, kwargs)
                 return pass_on(await function(*args, **kwargs), index, args, kwargs)
 
         else:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                tell(before, index, args, kwargs)
                 return pass_on(function(*args, **kwargs), index, args, kwargs)
 
         # by which trl logs its rewards; an object that is called has none
@@ -235,7 +224,6 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
         told: Callable[..., Any] = call
         if not isinstance(function, types.FunctionType) and not is_async(function):  # trl asks for coroutine functions
             told = _Listened(function, call)
-        _listened[told] = function
         return told
 
     for index, function in enumerate(own):

@@ -15,16 +15,19 @@ Upstream: TRL #3029, #4159 (temperature), #2698, #5312 (weights never synced; ki
 weight for a whole sequence), #5224 (encoded again).
 """
 
+import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from packaging.version import Version
+from torch import nn
 
 from failurelab.errors import FailureLabError
+from failurelab.failures.predicates import Value
 from failurelab.measure.scores import scoring_temperature
 
 __all__ = [
@@ -39,8 +42,10 @@ __all__ = [
     "effective_sample_size",
     "importance_weights",
     "never_synced",
+    "other_weights",
     "read_log",
     "scoring_temperature",
+    "temperature_figures",
 ]
 
 LARGEST_MEAN = 0.05
@@ -65,12 +70,19 @@ class Gap:
         largest: of them.
         masked: share of sequences that trl 1.16's default leaves out of the loss.
         effective: effective sample size of the sequences' importance weights, before any cap, as a share of them.
+        tokens: of the longest sequence.
     """
 
     mean: float
     largest: float
     masked: float
     effective: float
+    tokens: int = 0
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What the registry's F16 and F17 are about."""
+        return {"policy_gap": self.mean, "effective_batch": self.effective, "tokens_drawn": self.tokens}
 
     def __str__(self) -> str:
         return (
@@ -164,6 +176,7 @@ def compare(policy_logps: torch.Tensor, engine_logps: torch.Tensor | None, mask:
         largest=float(difference.abs().max()),
         masked=float((weights > 3.0).double().mean()),
         effective=effective_sample_size(weights),
+        tokens=int(counts.sum(-1).max()),
     )
 
 
@@ -195,6 +208,28 @@ class LoggedGap:
     def __str__(self) -> str:
         first, last = self.steps
         return f"{LOGGED} is {self.first:.3g} nats at step {first} and {self.last:.3g} at step {last}"
+
+
+def temperature_figures(scored: float | None, drawn: float) -> dict[str, Value]:
+    """Return what the registry's F15 is about: temperatures at which tokens are scored, as was read, and drawn."""
+    return {
+        "temperature_asked": abs(drawn - 1),
+        "temperature_off": None if scored is None else abs(scored / drawn - 1),
+    }
+
+
+@contextlib.contextmanager
+def other_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Let the model have other weights, by name, for a block."""
+    named = dict(model.named_parameters())
+    before = {name: named[name].data for name in weights}
+    try:
+        for name, other in weights.items():
+            named[name].data = other.to(before[name])
+        yield
+    finally:
+        for name, data in before.items():
+            named[name].data = data
 
 
 def read_log(rows: Iterable[Mapping[str, Any]]) -> LoggedGap | None:

@@ -8,11 +8,14 @@ were one.
   position alone. The 4-D causal mask built from it is a full square: every token sees those after it. The mask is built
   for batches with padding, and always with eager attention; prompts of equal length with sdpa are right.
 - transformers 4.49 to 4.52: `generate` keeps its own cache, which the layers do fill: right.
-- transformers 4.53 and later: each checkpointed layer drops the cache (`GradientCheckpointingLayer`), and `generate`
+- transformers 4.53 to 5.23: each checkpointed layer drops the cache (`GradientCheckpointingLayer`), and `generate`
   feeds one token a step: each new token is predicted from the last one alone.
+- transformers 5.24 and later: a layer drops the cache only while gradients are enabled, and `generate` disables them:
+  right. Not for GPT-2, whose model drops the cache before it calls its layers, and not for a loop of one's own that
+  leaves gradients enabled.
 
 A policy trained on such rollouts gets worse, with healthy gradients and no message. Since 0.22, trl switches
-checkpointing off while it generates; a bare `generate` is still wrong.
+checkpointing off while it generates; with transformers before 5.24 a bare `generate` is wrong all the same.
 
 Sources: `_update_model_kwargs_for_generation` (transformers, generation/utils.py), `Qwen2Model.forward` (4.48),
 `GradientCheckpointingLayer` (modeling_layers.py); https://github.com/huggingface/trl/issues/3683,
@@ -21,19 +24,24 @@ https://github.com/huggingface/trl/pull/3882.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
 
-from failurelab import _greedy, gradients
+from failurelab import _greedy, failures, gradients
 from failurelab._unwrap import unwrap
+from failurelab.errors import raises_own
+from failurelab.failures import verdicts
+from failurelab.failures.predicates import Value
 from failurelab.handles import Handle, eval_mode, keep_modes, unseen, wrap_method
 
 # By how many nats a log-probability may differ between two ways to compute it, by the bytes of the weights' numbers.
 ROUNDING = {2: 0.5, 4: 0.01, 8: 0.01}
+_OPEN = 8  # tokens of a completion that are predicted without a causal mask, as a control
 
 
 @contextlib.contextmanager
@@ -98,6 +106,9 @@ class RolloutReport:
         checkpointing: the kind of gradient checkpointing: `off`, `reentrant`, `non-reentrant` or `unknown`.
         use_cache: the argument with which `generate` called the model's forward; None without one.
         dropout: whether dropout would be at work in train mode; the comparison leaves it out.
+        figures: what the registry's F7 is about.
+        planted: the figures that F7's controls give on the same prompts, by their names.
+        unplanted: the error with which the model refused them; empty if it did not.
     """
 
     rollouts: tuple[Rollout, ...]
@@ -109,6 +120,9 @@ class RolloutReport:
     checkpointing: str
     use_cache: bool | None
     dropout: bool
+    figures: Mapping[str, Value]
+    planted: Mapping[str, Mapping[str, Value]]
+    unplanted: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -117,7 +131,7 @@ class RolloutReport:
         This is what a run needs. Completions may still differ where two tokens are equally likely, and rounding
         decides; and they may be the same by luck where the probabilities are wrong.
         """
-        return self.error <= self.rounding
+        return verdicts.judge(failures.get("F7"), [self.figures]).verdict != verdicts.FOUND
 
     @property
     def agreeing(self) -> int:
@@ -193,7 +207,7 @@ def compare(
         tokenizer: for the report's texts, and for the end token if the generation configs have none.
         input_ids: `(batch, length)`, padded on the left.
         attention_mask: `(batch, length)`, 0 for padding.
-        generate: called instead of `model.generate`.
+        generate: called instead of `model.generate`, with gradients enabled or not as they are here.
         rounding: see RolloutReport; by default it follows from the dtype of the weights.
         generate_kwargs: for `generate`; settings of sampling are overridden. Tensors, such as `pixel_values`, are
             inputs of the model: tokens are scored with those of their row.
@@ -211,11 +225,12 @@ def compare(
     batch = {"input_ids": input_ids, "attention_mask": attention_mask}
     kinds = sorted({kind for kind, _ in gradients.checkpointed(model)})
     no_dropout = _greedy.NoDropout()
+    planted: dict[str, dict[str, float]] = {}
+    unplanted = ""
     cuda = [input_ids.device] if input_ids.is_cuda else []
     rollouts, errors, training_logps, evaluation_logps = [], [], [], []
     with (
         unseen(),
-        torch.no_grad(),
         torch.random.fork_rng(devices=cuda),
         _greedy.greedy(model, generate_kwargs) as kwargs,
     ):
@@ -226,7 +241,7 @@ def compare(
 
         with no_dropout, _greedy.record_use_cache(model) as use_cache:
             training = complete()
-        with safe_generation(model):
+        with safe_generation(model), torch.no_grad():
             evaluation = complete()
             for ids, mask, row, (tokens, chosen), (right, _) in zip(
                 input_ids, attention_mask, own, training, evaluation
@@ -239,9 +254,27 @@ def compare(
                 texts = [tokenizer.decode(row, skip_special_tokens=True) for row in (tokens, right)]
                 text = tokenizer.decode(prompt)
                 rollouts.append(Rollout(text, texts[0], texts[1], tokens == right, errors[-1].max().item()))
+            for prompt, mask, inputs, (tokens, _) in zip(input_ids, attention_mask, own, training):
+                if inputs or (planted and all(each["draw_gap"] > rounding for each in planted.values())):
+                    break  # seen, or images belong to the row
+                try:
+                    gaps = plant(model, prompt[mask.bool()], tokens)
+                except Exception as error:  # a model of another kind: what was compared is told all the same
+                    if raises_own(error):
+                        raise
+                    unplanted = f"{type(error).__name__}: {error}"
+                    break
+                for name, gap in gaps.items():
+                    planted[name] = max(gap, planted.get(name, gap), key=lambda each: each["draw_gap"])
+    figures: dict[str, float] = {
+        "draw_gap": torch.cat(errors).nan_to_num(nan=math.inf).max().item(),  # what is no number is off by any measure
+        "draw_rounding": rounding,
+        "prompt_lengths": len(set(attention_mask.sum(-1).tolist())),
+        "tokens_drawn": max(map(len, errors)),
+    }
     return RolloutReport(
         rollouts=tuple(rollouts),
-        error=torch.cat(errors).max().item(),
+        error=figures["draw_gap"],
         mean_error=torch.cat(errors).mean().item(),
         rounding=rounding,
         training_logp=torch.cat(training_logps).mean().item(),
@@ -249,7 +282,48 @@ def compare(
         checkpointing=kinds[0] if kinds else "off",
         use_cache=use_cache[-1] if use_cache else None,
         dropout=no_dropout.stopped,
+        figures=figures,
+        planted=planted,
+        unplanted=unplanted,
     )
+
+
+def plant(model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> dict[str, dict[str, float]]:
+    """Return what a completion's log-probabilities would be off by, with each mechanism of F7 planted.
+
+    Without a causal mask earlier tokens read later ones, as transformers up to 4.48 lets them where prompts are padded;
+    predicted from the last token alone is what a dropped cache leaves.
+    """
+    foreign: Any = model
+    tokens = torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)
+    ids = torch.cat([prompt, tokens])[None]  # (1, prompt + completion)
+    right = _log_probs(model, prompt, completion, {})  # (completion,)
+
+    def gap(rows: torch.Tensor, places: range) -> dict[str, float]:
+        """Compare the logits that places of the completion are drawn by, (places, vocabulary)."""
+        drawn = tokens[list(places)]
+        logps = rows.float().log_softmax(-1).gather(-1, drawn[:, None])[:, 0]
+        return {"draw_gap": (logps - right[list(places)]).abs().max().item()}
+
+    def without_context() -> dict[str, float]:
+        before = ids[0, len(prompt) - 1 : -1, None]  # (completion, 1): the token before each
+        rows = foreign(input_ids=before, attention_mask=torch.ones_like(before), use_cache=False).logits
+        return gap(rows[:, 0], range(len(tokens)))
+
+    def without_mask() -> dict[str, float]:
+        places, rows = range(max(0, len(tokens) - _OPEN), len(tokens)), []
+        for place in places:  # each token behind a sequence of its own, as it is drawn
+            size, dtype = len(prompt) + place, next(model.parameters()).dtype
+            mask = torch.zeros(1, 1, size, size, dtype=dtype, device=ids.device)
+            rows.append(foreign(input_ids=ids[:, :size], attention_mask=mask, use_cache=False).logits[0, -1])
+        return gap(torch.stack(rows), places)
+
+    planted = {"predicted from the last token alone": without_context()}
+    if getattr(unwrap(model).config, "_attn_implementation", None) in (None, "eager", "sdpa"):
+        # Others take no mask of four dimensions, nor does GPT-2 in older releases: there this mechanism is not planted.
+        with contextlib.suppress(RuntimeError, ValueError):
+            planted["no causal mask"] = without_mask()
+    return planted
 
 
 def _log_probs(

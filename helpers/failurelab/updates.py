@@ -177,6 +177,11 @@ def expected_share(tensor: torch.Tensor, step: float, *, dtype: torch.dtype | No
     return changed / (2 * flat.numel())
 
 
+def moved(before: torch.Tensor, after: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
+    """Return which share of elements another number replaces when weights go from one to another in a dtype."""
+    return {"elements_moved": float((before.to(dtype) != after.to(dtype)).double().mean())}
+
+
 def not_judged(tensor: torch.Tensor) -> str:
     """Return why no step on this tensor's own numbers can be predicted; empty if one can."""
     if hasattr(tensor, "ds_id"):

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import nn
 
+from failurelab.failures.predicates import Value
 from failurelab.handles import Handle, wrap_method
 
 _gathered: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -64,6 +65,11 @@ def hooks(model: nn.Module) -> int:
     """
     inner = (module for module in model.modules() if module is not model)
     return sum(_is_zeros(hook) for module in inner for hooks in _hook_dicts(module) for hook in hooks.values())
+
+
+def figures(model: nn.Module) -> dict[str, Value]:
+    """Return what the registry's F4 is about, at the moment at which a model generates."""
+    return {"zero_stage": 3 if partitioned(model) else -1, "generates_without_hooks": not hooks(model)}
 
 
 @contextlib.contextmanager
@@ -166,7 +172,7 @@ def release_evaluation_engine(trainer: Any) -> bool:
 
     `evaluate()` before `train()` makes an engine without an optimizer. `train()` then takes it for its own, though
     accelerate has already released it, and fails in the first backward pass: `'NoneType' object has no attribute
-    'backward'` (trl 1.16, transformers 5.23, accelerate 1.15; lab 39 is it). Call this between the
+    'backward'` (trl 1.16, transformers 5.24, accelerate 1.15; lab 39 is it). Call this between the
     two, and `train()` makes its own engine.
     """
     engine = engine_of(trainer)

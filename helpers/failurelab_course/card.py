@@ -12,13 +12,15 @@ from collections.abc import Iterable
 
 from failurelab import failures
 from failurelab.errors import FailureLabError
-from failurelab.failures.predicates import Figure, Predicate
+from failurelab.failures import figures
+from failurelab.failures.predicates import Predicate
 from failurelab.failures.toml_table import Table
 from failurelab_course.notebook.pictures import loop
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAGES = {"en": "evidence/card.svg", "zh": "evidence/card.zh.svg"}
 _A4 = (11.69, 8.27)  # inches, across
+_BANDS = {"==": "", "<=": "most", ">=": "least", ">": "above"}
 _WORDS = {
     "en": {
         "title": "The reward is flat, and nothing is raised: where to look",
@@ -31,7 +33,6 @@ _WORDS = {
         "most": "at most {}",
         "least": "at least {}",
         "above": "above {}",
-        "below_": "below {}",
     },
     "zh": {
         "title": "奖励不涨，也不报错：该看哪里",
@@ -44,7 +45,6 @@ _WORDS = {
         "most": "不大于 {}",
         "least": "不小于 {}",
         "above": "大于 {}",
-        "below_": "小于 {}",
     },
 }
 
@@ -88,28 +88,25 @@ def read_lines(language: str, path: pathlib.Path = HERE / "card.toml") -> list[E
         arrow = line.text("arrow")
         if arrow not in loop.ARROWS:
             raise CardError(f"{path.name}: {id}: {arrow!r} is no arrow of the loop: {', '.join(loop.ARROWS)}")
-        words = line.text(f"healthy{suffix}", "") or describe_band(failure.signature[0], language)
+        words = line.text(f"healthy{suffix}", "") or describe_band(line.text("figure"), language)
         lines.append(Entry(id, arrow, line.text(f"short{suffix}"), line.text(f"look{suffix}"), words))
     if unknown := [*raw.rest, *sorted(loud)]:
         raise CardError(f"{path.name}: {', '.join(unknown)} is no failure of the registry")
     return sorted(lines, key=lambda line: list(loop.ARROWS).index(line.arrow))
 
 
-def describe_band(broken: Predicate, language: str) -> str:
-    """Return which values of a figure are healthy, in words, from the predicate that a failure holds by.
+def describe_band(name: str, language: str) -> str:
+    """Return which values of a figure are healthy, in words, by the table of figures.
 
     Raises:
-        CardError: it compares two figures, which the card has to say in words of its own.
+        CardError: the table has no such figure, or no band of numbers for it.
     """
-    if isinstance(broken.value, Figure | str | bool | None):
-        raise CardError(f"card.toml: {broken} compares no number. Next: say in `healthy` what is healthy")
-    words, bound = _WORDS[language], f"{broken.value:g}"
-    if broken.op == "!=" or (broken.op == ">" and broken.value == 0):
-        return bound
-    if broken.op == "==":
-        return words["above"].format(bound)
-    names = {">": "most", "<": "least", ">=": "below_", "<=": "above"}
-    return words[names[broken.op]].format(bound)
+    figure = figures.table().get(name)
+    healthy = figure and figure.healthy
+    if not isinstance(healthy, Predicate) or isinstance(healthy.value, str | bool) or healthy.op not in _BANDS:
+        raise CardError(f"card.toml: {name} has no band of numbers. Next: say in `healthy` what is healthy")
+    bound = f"{healthy.value:g}"
+    return bound if healthy.op == "==" else _WORDS[language][_BANDS[healthy.op]].format(bound)
 
 
 def draw(language: str = "en") -> str:

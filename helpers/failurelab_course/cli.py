@@ -93,16 +93,26 @@ def verify(
     device: lab_cli.Device = "cpu",
     as_json: Json = False,
     junit_xml: Annotated[pathlib.Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
+    write: Annotated[
+        bool, typer.Option("--write", hidden=True, help="Keep in labs/verified.json which labs passed.")
+    ] = False,
 ) -> None:
     """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
     from failurelab._outputs import check_output, make_folder
     from failurelab_course import outcomes
     from failurelab_course.labs import verify as labs
+    from failurelab_course.labs.verified import LabHashes
 
+    if write and device != "cpu":
+        raise typer.BadParameter("what is kept is the proof on the CPU", param_hint="--write")
     if junit_xml:
         make_folder(junit_xml.parent, "--junit")
         check_output(junit_xml, "--junit")
+    hashes = LabHashes()
+    before = {lab.name: hashes.of(lab) for lab in labs.find(names or None)} if write else {}
     matrix = labs.verify(names or None, done=_verified, device=device)
+    if write:
+        hashes.write(before, matrix, labs.known())
     if junit_xml:
         outcomes.write_junit(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
     print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
@@ -146,7 +156,9 @@ def find_symptoms(
             (eras.root() / name).write_text(text, encoding="utf-8")
             _say(f"{name} written")
         return
-    _say(symptoms.describe(symptoms.read_log(log) if log else sys.stdin))
+    said, status = symptoms.look_up(symptoms.read_log(log) if log else sys.stdin)
+    _say(said)
+    raise typer.Exit(status)
 
 
 @app.command("card")
@@ -184,7 +196,7 @@ def compare_releases(
 )
 def judge_script(context: typer.Context) -> None:  # what follows is the script's
     """Judge a training script as it is, with a small model, before the GPU hours are spent (--help for more)."""
-    from failurelab.preflight import cli
+    from failurelab_preflight import cli
 
     raise typer.Exit(cli.main(context.args))
 
@@ -194,9 +206,19 @@ def judge_script(context: typer.Context) -> None:  # what follows is the script'
 )
 def diagnose_run(context: typer.Context) -> None:
     """Say what is wrong with a run, by the files that it left: figures, logs, versions (--help for more)."""
-    from failurelab.diagnose import cli
+    from failurelab_preflight.diagnose import cli
 
     raise typer.Exit(cli.main(context.args))
+
+
+@app.command(
+    "gradients", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def check_gradients(context: typer.Context) -> None:
+    """Hold an implementation of GRPO's loss against known gradients (--help for more)."""
+    from failurelab.known_gradients import check
+
+    raise typer.Exit(check.main(context.args))
 
 
 @eras_app.command("list")
@@ -246,7 +268,7 @@ def _name_value(text: str) -> tuple[str, object]:
 
 def _leave_to_verbs(words: list[str]) -> list[str]:
     """Put a -- behind a verb that reads its own options: click takes that one away, and leaves the script's own."""
-    return [words[0], "--", *words[1:]] if words[:1] in (["preflight"], ["diagnose"]) else words
+    return [words[0], "--", *words[1:]] if words[:1] in (["preflight"], ["diagnose"], ["gradients"]) else words
 
 
 def run() -> int:

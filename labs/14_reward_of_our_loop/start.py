@@ -1,8 +1,8 @@
 """Lab 14: the reward of our own loop.
 
-"The reward of our own loop starts at 0.02. The same model, evaluated, answers four sums in ten. We had moved from
-transformers 4.52 to the newest; there is no warning, every tensor has a gradient, and the reward function is right: I
-fed it by hand."
+"The reward of our own loop starts at 0.01. The same model, evaluated, answers four sums in ten. We had moved from
+transformers 4.52 to 4.56. There is no warning, only a notice about caching, as before; every tensor has a gradient, and
+the reward function is right: I fed it by hand."
 
 Make it learn. Activations are not kept, for the real model would not fit.
 """
@@ -38,7 +38,7 @@ def log_probs(model, sequences, prompt_mask):
 def train(model, tokenizer, steps):
     chance = random.Random(0)
     torch.manual_seed(0)
-    model.activation_checkpointing_enable()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for step in range(steps):

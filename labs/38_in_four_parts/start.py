@@ -4,7 +4,7 @@
 the same completions, the same options, and the update once for all of them. Since then it forgets what it could. My
 colleague says that the learning rate was too high all the time, and that we were lucky."
 
-Make it learn as it did. The batch is still cut, and the learning rate stays. Fill in ANSWER as well.
+Make it learn as it did. The batch is still cut; optimizer, momentum and learning rate stay. Fill in ANSWER as well.
 """
 
 import pathlib

@@ -4,7 +4,7 @@
 GRPOTrainer. The bound is far away, and was reached in none of the steps that I looked at. All the same the reward falls
 since then. Every tensor has a gradient, and the reward of each completion is right."
 
-Make it learn. Sums, reward, bound, number of steps and learning rate stay.
+Make it learn. Sums, reward, number of steps and learning rate stay.
 """
 
 import pathlib

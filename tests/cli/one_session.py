@@ -5,8 +5,8 @@ import dataclasses
 import os
 import sys
 
-from failurelab.preflight.answer import Change
-from failurelab.preflight.session import Session
+from failurelab_preflight.answer import Change
+from failurelab_preflight.session import Session
 
 
 def session_of(script, saved, python, variables, limit=600, preload=True, processes=1):

@@ -6,7 +6,6 @@ import pytest
 from typer.testing import CliRunner
 
 from failurelab import failures
-from failurelab.failures import predicates
 from failurelab_course import card, cli, eras
 from failurelab_course.notebook.pictures import loop
 
@@ -25,22 +24,22 @@ def test_the_committed_card_says_what_the_registry_says(language):
 
 
 @pytest.mark.parametrize(
-    ("broken", "band"),
+    ("figure", "band"),
     [
-        ("left > 0", "0"),
-        ("left > 0.1", "at most 0.1"),
-        ("left < 0.9", "at least 0.9"),
-        ("left != 1", "1"),
-        ("left == 0", "above 0"),
+        ("tensors_without_gradient", "0"),
+        ("rollout_gap", "at most 0.1"),
+        ("effective_share", "at least 0.9"),
+        ("margin", "above 0"),
     ],
 )
-def test_the_healthy_band_is_what_a_failure_is_not(broken, band):
-    assert card.describe_band(predicates.parse(broken), "en") == band
+def test_the_healthy_band_is_that_of_the_table(figure, band):
+    assert card.describe_band(figure, "en") == band
 
 
-def test_a_band_of_two_figures_needs_words():
-    with pytest.raises(card.CardError, match="compares no number"):
-        card.describe_band(predicates.parse("groups == flat"), "en")
+@pytest.mark.parametrize("figure", ["finite", "error", "groups", "no_figure"])
+def test_what_has_no_band_of_numbers_needs_words(figure):
+    with pytest.raises(card.CardError, match="no band of numbers"):
+        card.describe_band(figure, "en")
 
 
 @pytest.mark.parametrize(

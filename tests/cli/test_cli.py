@@ -87,8 +87,8 @@ PLANTED = {
     "from the repository": ({"trl": "0.14.0", "transformers": "4.52.0.dev0"}, {"F1", "F3b"}, {"F7"}),
     "old GRPO on newer transformers": ({"trl": "0.14.0", "transformers": "4.52.4"}, {"F1", "F3b"}, {"F7"}),
     "in between": ({"trl": "0.19.0", "transformers": "4.53.0"}, {"F7"}, {"F3b"}),
-    "of today": ({"trl": "1.16.0", "transformers": "5.23.0"}, set(), {"F1", "F3b", "F7"}),
-    "a loop of one's own": ({"transformers": "5.23.0"}, set(), {"F1", "F3b"}),
+    "of today": ({"trl": "1.16.0", "transformers": "5.24.0"}, set(), {"F1", "F3b", "F7"}),
+    "a loop of one's own": ({"transformers": "5.24.0"}, set(), {"F1", "F3b"}),
 }
 
 

@@ -10,8 +10,9 @@ import struct
 import pytest
 
 from failurelab import failures
-from failurelab.diagnose import answer, checkpoints, cli
 from failurelab.failures import predicates
+from failurelab_preflight.answer import Answer, Finding
+from failurelab_preflight.diagnose import answer, checkpoints, cli
 
 ID = re.compile(r"\bF\d+[a-z]?\b|\blearning_rate\b|\bbeta\b")
 OLD = "trl==0.14.0\ntransformers==4.48.3\ntorch==2.5.1\npeft==0.14.0\n"
@@ -41,7 +42,7 @@ def flat(_):
 
 ZERO = {"grad_norm": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "loss": 0.0}
 CUT = {"completions__clipped_ratio": 0.99, "completions__mean_length": 64.0}
-SEEN = {"findings": [], "held": [{"failure": "F9", "evidence": "loaded in float32"}], "not_checked": []}
+SEEN = Answer(findings=[Finding.held("F9", "loaded in float32", "rounded")]).to_json()
 BF16 = {"tensors": 26, "tensors_changed": 26, "tensors_share": 1.0, "elements_changed": 0.004, "adapter": False,
         "weights_dtype": "bfloat16"}  # fmt: skip
 FEW = BF16 | {"tensors_changed": 1, "tensors_share": 1 / 26, "weights_dtype": "float32"}

@@ -179,8 +179,8 @@ def test_lines_fit_the_terminal_and_code_stays_whole(monkeypatch, columns):
     [
         ({"trl": "0.14.0", "accelerate": "1.3.0", "transformers": "4.48.3"}, "F5", "FAIL"),  # the report's stack
         ({"trl": "0.15.2", "accelerate": "1.3.0", "transformers": "4.48.3"}, "F5", "IF YOURS"),
-        ({"trl": "1.16.0", "accelerate": "1.15.0", "transformers": "5.23.0"}, "F5", "PASS"),
-        ({"trl": "1.16.0", "transformers": "5.23.0"}, "F7", "IF YOURS"),
+        ({"trl": "1.16.0", "accelerate": "1.15.0", "transformers": "5.24.0"}, "F5", "PASS"),
+        ({"trl": "1.16.0", "transformers": "5.24.0"}, "F7", "IF YOURS"),
     ],
 )
 def test_a_script_of_ones_own_is_no_pass(monkeypatch, versions, id, status):

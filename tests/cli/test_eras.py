@@ -189,7 +189,6 @@ def test_an_old_python_is_told(course, monkeypatch):
     ("output", "expected"),
     [
         ("error: Failed to fetch: `index/six/`\n Caused by: dns error: failed to lookup", "network"),
-        ("WARNING: Retrying after connection broken by 'NewConnectionError'", "network"),
         (
             "× No solution found when resolving dependencies:\n ╰─▶ Because there is no version of six==9",
             "version of six==9). Next: git checkout eras/old.txt",
@@ -201,7 +200,6 @@ def test_an_old_python_is_told(course, monkeypatch):
         ),
         ("error: failed to write: No space left on device (os error 28)", "no space"),
         ("error: Failed to download `six`\n  Caused by: Hash mismatch for `six`", "came damaged, or is another file"),
-        ("Because six==1 has an invalid package format and you require six==1", "came damaged, or is another file"),
         ("something\nerror: it broke in a new way", "it broke in a new way. Next: "),
     ],
 )
@@ -302,15 +300,12 @@ def test_a_set_up_in_the_background_ends_with_the_command_and_is_resumed(course,
     assert left(course) == ["a_last", "old", "older"]
 
 
-@pytest.mark.parametrize(
-    ("says", "told"),
-    [("error: dns error", "the package index was not reached"), ("error: No space left", "no space is left")],
-)
-def test_a_set_up_that_fails_in_the_background_is_told_where_an_era_is_asked_for(course, monkeypatch, says, told):
+def test_a_set_up_that_fails_in_the_background_is_told_where_an_era_is_asked_for(course, monkeypatch):
     """The command goes on; its cells say why, also those that ask for an era whose turn did not come."""
     more_eras(course)
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "older.txt")
-    monkeypatch.setenv("FAKE_UV_SAYS", says)
+    monkeypatch.setenv("FAKE_UV_SAYS", "error: No space left")
+    told = "no space is left"
     done = begin(
         "for name in ('older', 'a_last'):\n"
         "    try: eras.find(name, wait=str)\n"

@@ -157,14 +157,11 @@ def test_a_cell_that_must_end_in_an_error(notebook):
     ("cell", "message"),
     [
         ("%%era trl-0.13\n1", "unknown era 'trl-0.13': the eras are today, trl-0.14"),
-        ("%%era\n1", "required: name. The eras are today, trl-0.14"),
         (f"%%era {OLD} -x\n1", "unrecognized arguments: -x"),
         (f"%%era {OLD} -i no_such\n1", "-i: no_such does not exist here. Next: assign it"),
-        (f"%%era {OLD} -i a.b\n1", "-i: 'a.b' is not a variable's name"),
         (f"%%era {OLD} -i magics\n1", "-i: magics is a module, which JSON cannot carry. Next: carry the numbers"),
         (f"%%era {OLD} -o no_such\n1", f"-o (era {OLD}): no_such does not exist there after the cell. Next: assign"),
         (f"%%era {OLD} -o x\nx = {{1: 2}}", "x is a dict with a key of type int (1), and JSON's keys are strings"),
-        ("%era_stop trl-0.13", "unknown era 'trl-0.13'"),
     ],
 )
 def test_bad_input_is_one_line(notebook, cell, message):
@@ -221,7 +218,6 @@ def test_an_interrupt_at_any_moment_reaches_the_era(monkeypatch):
 @pytest.mark.parametrize(
     ("end", "how"),
     [
-        ("os._exit(3)", "exit status 3"),
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL, which the system sends when memory runs out"),
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
     ],
@@ -292,23 +288,16 @@ def test_no_kernel_outlives_the_notebook_s_own(own_notebook, gone, how):
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ("#!/bin/sh\necho 'no module named ipykernel' >&2\nexit 5\n", "did not start (exit status 5)"),
-        ("#!/no/such/interpreter\n", "did not start (exit status 127)"),
-    ],
-)
-def test_a_kernel_that_never_starts_shows_why(tmp_path, script, message):
+def test_a_kernel_that_never_starts_shows_why(tmp_path):
     kernel = EraKernel("today")
     kernel.era = dataclasses.replace(kernel.era, name="broken", folder=tmp_path)
     (tmp_path / "bin").mkdir()
-    kernel.era.python.write_text(script)
+    kernel.era.python.write_text("#!/bin/sh\necho 'no module named ipykernel' >&2\nexit 5\n")
     kernel.era.python.chmod(0o755)
-    with pytest.raises(magics.EraKernelDied, match=re.escape(message)) as caught:
+    with pytest.raises(magics.EraKernelDied, match=r"did not start \(exit status 5\)") as caught:
         kernel.run("1")
     assert "Next: failurelab eras remove broken" in str(caught.value)
-    assert "ipykernel" in str(caught.value) or "No such file" in str(caught.value)
+    assert "ipykernel" in str(caught.value)
     assert not kernel.alive
 
 

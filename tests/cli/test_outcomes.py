@@ -1,10 +1,12 @@
 """PASS, FAIL, ENVIRONMENT and NOT RUN told apart: by the exit status, the summary, and for a CI system."""
 
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from failurelab_course import outcomes
+from failurelab_course import eras, outcomes
 from failurelab_course.labs import verify as labs
 from failurelab_course.outcomes import Case, Outcome
 
@@ -63,3 +65,20 @@ def test_a_lab_s_rows_are_test_cases(tmp_path):
     assert [case.get("name") for case in root.iter("testcase")] == ["right_fix: solution", "broken: start"]
     assert root.get("failures") == "1"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["labs.xml"]
+
+
+def test_a_test_whose_stack_is_missing_is_told_as_environment(tmp_path):
+    """By its name and the reason, apart from what failed, and the run is not green."""
+    (tmp_path / "test_stacks.py").write_text(
+        "import pytest\n"
+        "from failurelab_course import eras\n"
+        "@pytest.fixture\n"
+        "def stack(): eras.find('trl-9')\n"
+        "def test_in_it(stack): pass\n"
+        "def test_elsewhere(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", tmp_path]
+    done = subprocess.run(command, cwd=eras.root(), capture_output=True, text=True)
+    assert done.returncode == 1 and "1 passed, 1 environment" in done.stdout
+    assert "test_stacks.py::test_in_it: unknown era 'trl-9'" in done.stdout.partition("\nENVIRONMENT ")[2]
+    assert "FAILURES" not in done.stdout and "ERRORS" not in done.stdout

@@ -33,7 +33,7 @@ def test_pyproject_and_the_era_today_name_the_same_packages():
     [
         "lint-imports --no-cache",
         "deptry helpers/failurelab_course benchmarks tools",
-        "deptry helpers/failurelab --config helpers/pyproject.toml",
+        "deptry helpers/failurelab helpers/failurelab_preflight --config helpers/pyproject.toml",
         "python tools/rooms.py --check",
     ],
 )
@@ -88,7 +88,8 @@ def test_environment_yml_installs_the_lock_and_the_same_torch():
 
 def test_an_empty_environment_is_told_what_it_lacks():
     """A wheel installed with --no-deps beside nothing: one line, and no traceback."""
-    code = "import sys, importlib.metadata as m; m.entry_points = lambda **_: []; sys.modules['packaging'] = None; "
+    code = "import sys, importlib.metadata as m; real = m.entry_points; sys.modules['packaging'] = None; "
+    code += "m.entry_points = lambda group, **more: [] if 'commands' in group else real(group=group, **more); "
     code += "from failurelab.__main__ import main; sys.exit(main(['preflight', 'train.py']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 3 and done.stderr.count("\n") == 1 and "has no packaging" in done.stderr
@@ -130,15 +131,17 @@ def test_the_core_installs_alone(tmp_path):
     done = subprocess.run([*python, "-c", f"import {modules}"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     # A user's training environment: no course there, and its command line looks up a log and looks at the libraries.
-    for arguments, status, said in (
-        (["symptoms"], 0, "F2: "),
-        (["doctor"], 0, "These versions have none"),
-        (["doctor", "--python", str(tmp_path)], 3, "ERROR "),
-        (["lab", "list"], 2, "invalid choice"),
+    text = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+    for arguments, status, said, given in (
+        (["symptoms"], 0, "F2: ", text),
+        (["symptoms"], 1, "None of the known texts", "all is well"),
+        (["doctor"], 0, "These versions have none", text),
+        (["doctor", "--python", str(tmp_path)], 3, "ERROR ", text),
+        (["lab", "list"], 2, "invalid choice", text),
+        (["preflight", "train.py"], 1, "is not installed", ""),
     ):
-        text = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
         command = [*python, "-m", "failurelab", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, input=text)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, input=given)
         assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
         assert "Traceback" not in done.stderr
 

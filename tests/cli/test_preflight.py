@@ -13,10 +13,10 @@ import torch
 from tests.cli import one_session
 from tests.cli.benchmark_scripts import load
 
-from failurelab.preflight import cli, launcher_line
-from failurelab.preflight.answer import Answer
 from failurelab_course import eras
 from failurelab_course.experiments import models
+from failurelab_preflight import cli, launcher_line
+from failurelab_preflight.answer import Answer
 
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
@@ -25,9 +25,8 @@ ARCHIVED = ("first", "fresh", "hand", "threads")
 ONE_OF_EACH = [
     "frozen_022_default",  # F1
     "misaligned_and_temperature",  # F3b, F15
-    "trl_grpo_015",  # F15, F3a, with a reward model and the script that trl itself has
+    "trl_grpo_015",  # F15, with a reward model and the script that trl itself has
     "adapter_again_014",  # F8
-    "zero3_014",  # a DeepSpeed configuration that contradicts the arguments
     "qlora_current_device",  # F5
     "batch_today",  # F22
 ]
@@ -107,15 +106,15 @@ def write_two_files(newline):
         path.write_bytes(text.replace("\n", newline).encode())
 
 
-def test_three_failures_behind_each_other_in_two_files(folder):
-    """F2 ends the run, F3a and F15 are there too: named in turn. The patch of both files heals; CRLF and a BOM stay."""
+def test_two_failures_behind_each_other_in_two_files(folder):
+    """F2 ends the run, and F15 is there too: named in turn. The patch of both files heals; CRLF and a BOM stay."""
     write_two_files("\r\n")
     before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
-    words = ["--python", str(eras.find("trl-0.15").python), "--json", "answer.json", "--diff", "fix.diff"]
+    words = ["--python", str(eras.find("trl-0.15").python), "--json", "answer.json", "--all", "--diff", "fix.diff"]
     words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
     assert cli.main(words) == 1
     told = json.loads(pathlib.Path("answer.json").read_text())
-    assert failures_of(told["findings"]) == ["F2", "F15", "F3a"] and not told["suspected"]
+    assert failures_of(told["findings"]) == ["F2", "F15"] and not told["suspected"]
     assert all(finding["tried"] and finding["diff"] for finding in told["findings"])
     assert {name: pathlib.Path(name).read_bytes() for name in TWO_FILES} == before
     assert cli.main(words) == 2  # fix.diff is there
@@ -129,7 +128,7 @@ def test_three_failures_behind_each_other_in_two_files(folder):
     assert not pathlib.Path("again.diff").exists()
 
 
-@pytest.mark.parametrize(("stack", "failures"), [("trl-0.15", ["F2", "F3a"]), ("today", [])])
+@pytest.mark.parametrize(("stack", "failures"), [("trl-0.15", ["F2"]), ("today", [])])
 def test_a_fresh_process_answers_as_a_fork_does(stack, failures, folder):
     """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
     script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find(stack).python)
@@ -182,28 +181,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["> answer.txt 2>&1", "| tee answer.txt"])
-def test_what_others_write_and_processes_of_the_run_are_no_effects(end, tmp_path):
-    """Both were told as the script's: it "writes answer.txt" and "connects to" its own processes. Nothing was tried."""
+def test_processes_of_the_run_are_no_effects(tmp_path):
+    """They were told as the script's: it "connects to" its own processes. Nothing was tried."""
     (tmp_path / "train.py").write_text(NEVER_RIGHT.format(path=str(models.path("tiny"))))
-    line = f"{sys.executable} -m failurelab preflight train.py {end}"
+    line = f"{sys.executable} -m failurelab preflight train.py > answer.txt 2>&1"
     subprocess.run(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     answer = (tmp_path / "answer.txt").read_text()
     assert "1 named (F10)" in answer and "--try" not in answer
-
-
-def test_files_that_are_open_for_writing(tmp_path):
-    """A file that is read alone, as by `tail -f`, may be the script's."""
-    for name in ("written", "read", "closed"):
-        (tmp_path / name).touch()
-    tee = subprocess.Popen(["tee", tmp_path / "teed"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    with open(tmp_path / "written", "a"), open(tmp_path / "read"):
-        tee.stdin.write(b"begun\n")
-        tee.stdin.flush()
-        assert tee.stdout.readline() == b"begun\n"
-        here = {path for path in cli._written_by_others() if path.startswith(str(tmp_path))}
-    tee.communicate()
-    assert here == {str(tmp_path / "written"), str(tmp_path / "teed")}
 
 
 FROZEN = """
@@ -292,21 +276,23 @@ def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "told"),
+    ("words", "text", "own"),
     [
-        (["train.py", "--diff", "fix.diff"], "", True),
-        (["train.py", "--diff", "fix.diff"], "parser.add_argument('--diff')", False),
-        (["--", "train.py", "--diff", "fix.diff"], "", False),
-        (["train.py", "--epochs", "3"], "", False),
+        (["train.py", "a", "--json=answer.json", "--all", "b"], "", ["a", "b"]),
+        (["train.py", "--json", "a"], "parser.add_argument('--json')", ["--json", "a"]),
+        (["train.py", "--diff", "a"], "", ["--diff", "a"]),  # every other option is the script's
+        (["--", "train.py", "--json", "a"], "", ["--json", "a"]),
     ],
 )
-def test_an_option_behind_the_script_is_told_to_be_the_script_s(words, text, told, tmp_path, monkeypatch, capsys):
+def test_an_option_behind_the_script_is_preflight_s_where_the_script_does_not_know_it(
+    words, text, own, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("train.py").write_text(text)
-    monkeypatch.setattr(cli, "ask", lambda line, **options: Answer(line.script, {}, error=str(line.arguments)))
+    monkeypatch.setattr(cli, "ask", lambda line, **options: Answer(line.script, {}, error=str([*line.arguments])))
     assert cli.main(words) == 3
-    said = capsys.readouterr()
-    assert ("--diff behind the script is the script's" in said.err) is told and words[-1] in said.out
+    assert str(own) in capsys.readouterr().out
+    assert pathlib.Path("answer.json").is_file() is ("b" in own)
 
 
 def test_every_case_of_the_corpus_can_be_run():
@@ -340,8 +326,8 @@ OWN_ERRORS = {
     "from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained('nobody/nothing-9')\n": (
         "line 2, needs the network",
     ),
-    "import torch\nassert torch.cuda.device_count() > 0, 'a GPU, please'\n": ("line 2, demands a GPU", "a GPU, please"),
-    "import torch\nif not torch.cuda.is_available():\n    raise SystemExit('no GPU')\n": ("line 3, demands a GPU",),
+    "import torch\nassert torch.cuda.device_count() > 0, 'a GPU, please'\n": ("asked for a GPU", "a GPU, please"),
+    "import torch\nif not torch.cuda.is_available():\n    raise SystemExit('no GPU')\n": ("line 3", "asked for a GPU"),
     "from huggingface_hub import login, notebook_login\nlogin()\nnotebook_login()\n": ("ended without training",),
     "raise ValueError('of its own')\n": ("line 1, ended in ValueError: of its own",),
 }
@@ -366,12 +352,13 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
     for line, text in lines.items():
         words = ["--json", "out.json", *line.split(), "--its", "own"]
         done = subprocess.run(
-            [sys.executable, "-m", "failurelab.preflight", *words], cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, "-m", "failurelab_preflight", *words], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
-        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut", "notes"}
-        assert set(told) == lists | {"ended_first", "error", "rewards", "script", "script_sha256", "versions"}
+        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "failures", "figures", "in_force"}
+        run = {"schema", "failurelab", "seed", "measured", "compared", "error", "script_sha256"}
+        assert set(told) == lists | run | {"versions"} and told["error"] is True
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
@@ -381,7 +368,7 @@ def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "no/such/python" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["--diff", "--json", "--report"])
+@pytest.mark.parametrize("option", ["--diff", "--json"])
 @pytest.mark.parametrize("name", ["nowhere/out", "folder", "train.py/out", "/proc/out"])
 def test_a_file_that_cannot_be_written_is_told_before_the_run(option, name, tmp_path, monkeypatch, capsys):
     """It was a traceback after the whole run, with the status that means "found"."""

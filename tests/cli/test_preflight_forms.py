@@ -9,8 +9,8 @@ import textwrap
 
 import pytest
 
-from failurelab.preflight import cli, launcher_line
 from failurelab_course.experiments import models
+from failurelab_preflight import cli, launcher_line
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.cli.one_session import scripts
 
-from failurelab.preflight import cli, launcher_line
-from failurelab.preflight.session import _with_folder
 from failurelab_course import eras
 from failurelab_course.experiments import models
+from failurelab_preflight import cli, launcher_line
+from failurelab_preflight.session import _with_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are on the CPU")]
 
@@ -102,7 +102,10 @@ def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_numb
             result = run(text)
             cut = "; ".join(result.cut)
             assert not result.error and not result.found, (name, result.error, result.found)
-            assert {"F1", "F3b", "F7", "F21", "F22", "F23"} <= failures(result.held), name
+            held = {"F1", "F3b", "F21", "F23"}
+            if name != "groups on both ranks":  # there each has one prompt a batch, and half of each group
+                held |= {"F7", "F22"}
+            assert held <= failures(result.held), name
             assert any(answer.failure == "F21" and "2 processes" in answer.evidence for answer in result.held)
             assert "2 real processes, by gloo" in cut and all(text in cut for text in cuts), cut
         for name, text in ALONE.items():
@@ -129,6 +132,12 @@ class Rescaled(GRPOTrainer):
     def compute_loss(self, *args, **kwargs):
         return super().compute_loss(*args, **kwargs) * {factor}
 """
+OWN_TOKENS = """\
+class OwnTokens(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        made = super()._generate_and_score_completions(inputs)
+        return made | {"num_items_in_batch": made["completion_mask"].sum() * dist.get_world_size()}
+"""
 # Mistakes of the step: what is found, and in which words.
 WRONG_STEPS = {
     "a rank left out": (script(OWN_LOSS.format(factor="(RANK == 0)"), kind="Rescaled"), "F21", "a rank left out"),
@@ -137,6 +146,7 @@ WRONG_STEPS = {
         "F21",
         "summed over the ranks",
     ),
+    "its own tokens": (script(OWN_TOKENS, kind="OwnTokens"), "F21", "each rank divides by its own tokens"),
     "the opposite sign": (script(OWN_LOSS.format(factor="-1"), kind="Rescaled"), "F21", "opposite sign"),
     "another temperature": (script(more="generation_kwargs={'temperature': 0.7}"), "F15", "temperature"),
 }
@@ -197,7 +207,7 @@ def test_a_launch_as_it_is_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(script(device=2, first="assert RANK == 0"))
     words = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "train.py"]
-    assert cli.main(["--json", "out.json", "--", *words]) == 3
+    assert cli.main(["--json", "out.json", "--all", "--", *words]) == 3
     assert "rank 1 of 2: train.py" in " ".join(capsys.readouterr().out.split())
     assert "4 processes -> 2, by gloo on the CPU" in json.loads((tmp_path / "out.json").read_text())["cut"]
 
@@ -208,5 +218,6 @@ def test_a_batch_that_trl_refuses_at_the_launch_s_own_size(device, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(script(device=device).replace("num_generations=4", "num_generations=6"))
     told = cli.ask(launcher_line.Launch("train.py", world_size=3), again=False)
-    answers = told.suspected if device == 3 else told.held
+    answers = told.suspected if device == 3 else told.held + told.not_checked  # a rank with one prompt mixes none
     assert any(answer.failure == "F22" for answer in answers), told
+    assert (device == 3) == any(answer.failure == "F22" for answer in told.accused)

@@ -4,7 +4,6 @@ import pytest
 from tests.cli.benchmark_scripts import load
 from tests.cli.one_session import scripts
 
-from failurelab.preflight import trials
 from failurelab_course import eras
 
 pytestmark = pytest.mark.slow
@@ -50,11 +49,6 @@ again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fiel
 options, more = {"gradient_accumulation_steps": 4, **again}, {}
 """
 # Release 0.14 computes log-probabilities and advantages inside its loss, so there the loss is what can be overridden.
-NEGATED = """
-class Own(Own):
-    def compute_loss(self, *args, **kwargs):
-        return -super().compute_loss(*args, **kwargs)
-"""
 REVERSED = """
 def reversed_logps(self, *args, **kwargs):
     logps, *rest = self.parent(*args, **kwargs)
@@ -111,8 +105,8 @@ def run(request, tmp_path_factory):
 
 
 def accused(result):
-    """Return what a run says against a script, but for the rows of logits that old releases ask for."""
-    return [each for each in result.findings if each.accuses and each.failure != "F3a"]
+    """Return what a run says against a script."""
+    return [each for each in result.findings if each.accuses]
 
 
 def of(failure, answers):
@@ -130,17 +124,6 @@ def of(failure, answers):
 def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
     (found,) = accused(run(mistake + PLAIN + GRPO))
     assert found.failure == failure and said in found.evidence
-
-
-def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
-    """One that stands in the class is taken out; no edit of the script undoes one that is set on the class."""
-    for mistake, healed in ((NEGATED, ["F21"]), (REVERSED, []), (MUTE, [])):
-        text = mistake + PLAIN + GRPO
-        outcome = trials.Rounds(lambda change, text=text: run(text, change), run(text))
-        outcome.try_all()
-        assert [each.finding.failure for each in outcome.named if each.finding.failure != "F3a"] == healed, (
-            outcome.suspected()
-        )
 
 
 @pytest.mark.parametrize("options", [PLAIN, LORA, MORE])

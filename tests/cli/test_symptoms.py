@@ -48,5 +48,6 @@ def test_the_command_reads_a_log_and_its_input(failurelab, tmp_path):
     for done in (failurelab("symptoms", str(log)), failurelab("symptoms", stdin=log.read_text())):
         assert done.returncode == 0
         assert "F1: " in done.stdout and "notebooks/01_requires_grad_warning.ipynb" in done.stdout
-    assert len(failurelab("symptoms", stdin="all is well").stdout.splitlines()) == 2
+    unknown = failurelab("symptoms", stdin="all is well")
+    assert len(unknown.stdout.splitlines()) == 2 and unknown.returncode == 1
     assert failurelab("symptoms", str(tmp_path / "none.log")).returncode == 2

@@ -71,7 +71,6 @@ CHEATS = {
     "answers_in_place_of_repairing": ("24 of 25 tensors still have no gradient", before("SUMS = [", ANSWER)),
     "returns_nothing": ("returned a NoneType", (RETURN, "")),
     "leaves_early": ("SystemExit", before(IMPORT, "import sys\n\nsys.exit(0)")),
-    "does_not_parse": ("importing the script raised SyntaxError", ("def build_trainer(", "def build_trainer((")),
     "misspells": ("build_trainer raised AttributeError", ("model.get_input_embeddings", "model.get_imput_embeddings")),
     "needs_what_is_not_there": (
         "raised ModuleNotFoundError: No module named 'no_such_package'",

@@ -274,13 +274,10 @@ def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem, monk
         ("steps_done >= 70", "steps_dnoe >= 70", "'steps_dnoe' is no figure"),
         ("{steps_done} of 70", "{step_done} of 70", "'step_done' is no figure"),
         ("steps_done >= 70", "steps_done => 70", "is no predicate"),
-        ("time_limit = 240", 'time_limit = "4 minutes"', "time_limit"),
         ("minutes = 10", "minuets = 10", "minutes: Field required"),
-        ("minutes = 10", "minutes = 10\nminuets = 10", "minuets: Extra inputs are not permitted"),
         ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: Input should be 'trainer', "),
         ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
         ("[broken]", "[broken", "is no TOML"),
-        ('["learning_rate=5e-4", ', "[", r"wrong_fixes 3 edits 1: .* is none of \["),
         ('{ drop = "gradient', '{ dorp = "gradient', "wrong_fixes 4 edits 2: .* is none of"),
     ],
 )

@@ -215,7 +215,7 @@ def test_the_second_diff_heals_code_of_ones_own(name, lora, tmp_path, ask):
     (script,) = [cell.source for cell in notebook.code if "script" in stored.tags(cell)]
     *given, own = [cell.source for cell in notebook.code if "own" in stored.tags(cell)]
     (diff,) = [diff_of(cell.source) for cell in notebook.content.cells if "own-diff" in stored.tags(cell)]
-    era, own = own.split()[1], own.partition("\n")[2]
+    era, own = own.split()[1].split(",")[0], own.partition("\n")[2]
     above = "\n".join(source.partition("\n")[2] for source in (script, *given))
     measure = TRIALS[name].OWN_MEASURE
     before = ask(name, era, f"{above}\n{own}", lora, measure)

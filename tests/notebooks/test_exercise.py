@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.kernels import Notebook
 
-from failurelab_course.notebook import display, exercise, sliders
+from failurelab_course.notebook import display, exercise, one_screen, sliders
 from failurelab_course.notebook.pictures import loop
 
 CALLS = [
@@ -66,6 +66,13 @@ def test_a_checker_that_nobody_can_satisfy_is_an_error(shown):
     assert shown == []
 
 
+def test_a_reader_is_not_shown_the_authors_error(shown, monkeypatch):
+    """Where somebody looks, a checker that fails is told in a line, and the notebook goes on."""
+    monkeypatch.setattr(exercise.predict, "is_interactive", lambda: True)
+    assert exercise.check(lambda *_: 5, right, [exercise.Example("two and three", (2, 3), 6, "")]) is right
+    assert "cannot be checked here" in shown[0]["text/plain"]
+
+
 def test_knobs_stand_in_three_settings_where_nobody_looks(shown):
     drawn = []
     settings = [{"rate": rate} for rate in (1, 2, 3)]
@@ -95,11 +102,24 @@ made[0].value = 3"""
         learner.end()
 
 
+def test_a_failure_is_one_changed_line_of_the_step(capsys):
+    """Shown as a diff. That the step is TRL's, notebook 00 measures."""
+    assert one_screen.step({}).__name__ == "grpo_step" and capsys.readouterr().out == ""
+    one_screen.step({}, "loss = -(ratio", "loss = (ratio")
+    assert "\n-    loss = -(ratio" in (said := capsys.readouterr().out) and "\n+    loss = (ratio" in said
+    with pytest.raises(one_screen.NoSuchLine, match="stands 0 times"):
+        one_screen.step({}, "no such line", "another")
+
+
 def test_the_loop_marks_the_arrows_that_are_broken(shown):
     loop.loop({"completions": "drawn without the prompt"})
     assert "broken here: completions drawn without the prompt" in shown[0]["text/plain"]
     loop.loop()
     assert "broken" not in shown[1]["text/plain"] and shown[0]["image/png"] != shown[1]["image/png"]
+    loop.loop({"log-probs": "of the prompt too"}, dear=True)
+    assert "dear here" in shown[2]["text/plain"] and "broken" not in shown[2]["text/plain"]
+    loop.loop(before="load: on another GPU")
+    assert "broken here: load" in shown[3]["text/plain"]
     with pytest.raises(ValueError, match="no arrow of the loop is called tokens: they are completions, rewards"):
         loop.loop("tokens")
 

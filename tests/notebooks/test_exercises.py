@@ -2,8 +2,8 @@
 
 A notebook's cell tagged `exercise` has the signature that the reader fills in, and the folded one after it, tagged
 `exercise-check`, the course's solution and the checker. Both are run here alone, in a namespace of their own.
-`expected/NAME.py` holds `WRONG`, pairs of what a reader may write and a part of the line that they are told. `RIGHT` has
-sources that differ from the course's solution and are as good.
+`expected/NAME.py` holds `WRONG`, pairs of what a reader may write and a part of the line that they are told. `RIGHT`
+has sources that differ from the course's solution and are as good.
 """
 
 import ast
@@ -53,15 +53,20 @@ def test_wrong_answers_are_kept_for_every_exercise():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_notebook_goes_on_with_the_solution(name, check):
-    """Unwritten, it is told, and the name is the course's function from then on, which passes in its turn."""
+    """Unwritten, it is told, and told again if the cell runs again; the course's function passes where a reader has it.
+
+    From then on the name is the course's function. A second run must not call it the reader's.
+    """
     (function,) = [node for node in ast.parse(tagged(name, "exercise")).body if isinstance(node, ast.FunctionDef)]
     assert ast.get_docstring(function), "the exercise's function says in its docstring what it returns"
     names, line = check(name, tagged(name, "exercise"))
     assert line.startswith("not yet: ") and "is not written yet" in line, line
     solution = names[function.name]
     assert solution is not None
-    names, line = check(name, f"{function.name} = solution", names | {"solution": solution})
-    assert line.startswith("✓ all cases") and names[function.name] is solution, line
+    names, again = check(name, f"{function.name} = theirs", names | {"theirs": solution})
+    assert again == line and names[function.name] is not solution, again
+    _, line = check(name, f"{function.name} = lambda *given: theirs(*given)", names | {"theirs": solution})
+    assert line.startswith("✓ all cases"), line
 
 
 @pytest.mark.parametrize("name", NAMES)

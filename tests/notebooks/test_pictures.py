@@ -14,8 +14,6 @@ from failurelab_course.notebook.pictures import (
     groups,
     memory,
     rounding,
-    sequences,
-    tree,
 )
 
 
@@ -133,25 +131,11 @@ def test_a_run_s_blocks_are_split_by_what_allocated_them():
     assert list(other.values()) == [0, 0, 21.0]  # another moment was the peak
 
 
-def test_the_bar_names_its_parts_and_its_sum(words):
-    memory.bars({"short": dict.fromkeys(memory.LOOKS, 10.0)}, "the peak", "a bar of memory")
-    assert "30" in words and set(memory.LOOKS) <= set(words)
-
-
 def test_the_cache_s_steps_mark_what_is_in_neither(words):
     cache.steps({"kept": [(3, 0), (1, 3)], "dropped": [(3, 0), (1, 0)]}, {"dropped": "lost"}, "two calls each")
     assert {"kept", "dropped", "✗ lost", "call 2", "in neither"} <= set(words)
     # of the second calls: all four tokens, and the newest alone
     assert (words.count("4"), words.count("1")) == (2, 3)
-
-
-def test_answers_that_differ_are_counted_in_words():
-    figure, axes = pyplot.subplots()
-    cache.agreement(axes, [True, True, True, False], {"mode": "train"})
-    assert axes.get_title(loc="left") or axes.get_title()
-    assert "75% the same" in axes.get_title(loc="left") + axes.get_title()
-    assert axes.images[0].get_array().sum() == 1
-    pyplot.close(figure)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +169,3 @@ def test_a_draw_with_old_weights_is_marked(axes):
     assert not any("✗" in text for text in texts(axes))
     engine.timeline(axes, [*lines, (2, "generate", "first"), (3, "sleep", "lost")], "two steps")
     assert "✗ draw" in texts(axes) and "the first checkpoint" in texts(axes) and "sleep" not in texts(axes)
-
-
-def test_weights_above_the_cap_are_drawn_as_left_out(axes):
-    sequences.weights(axes, torch.tensor([0.5, 4.0, 1.0]), "three")
-    assert [bar.get_hatch() or "" for bar in axes.patches] == ["", "", "////"]
-
-
-def test_a_cause_that_accuses_a_healthy_run_is_marked(axes):
-    tree.questions(axes, {"F16, old engine": ["1 healthy"], "learning rate": ["A"], "none of these": ["38 healthy"]})
-    said = texts(axes)
-    assert "✗ F16, old engine: 1 healthy" in said and "learning rate: A" in said and "none of these: 38 healthy" in said
-
-
-def test_a_bound_accuses_what_lies_beyond_it(axes):
-    tree.bound(axes, {"healthy": [0.5, 1.5], "old": [2.5]}, 1.0, "one")
-    assert texts(axes) == ["healthy: 1 of 2", "old: 1 of 1"]

@@ -24,6 +24,7 @@ def imports_are_not_collected():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # else accelerate chooses a number in the middle of a test
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

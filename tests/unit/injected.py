@@ -21,7 +21,7 @@ from packaging.version import Version
 from small import alternate, checkpoint, said
 
 import failurelab
-from failurelab import guards, logits
+from failurelab import failures, guards, logits
 from failurelab.guards.base import Guard
 from failurelab_course.experiments import models, trainers
 from failurelab_course.experiments.second_engine import SecondEngine
@@ -29,8 +29,8 @@ from failurelab_course.experiments.second_engine import SecondEngine
 HOUSE = str(pathlib.Path(failurelab.__file__).parent) + os.sep
 
 
-class Fault(RuntimeError):
-    """What was injected."""
+class Fault(Exception):
+    """What was injected: of no kind that a guard expects from a library."""
 
 
 @contextlib.contextmanager
@@ -174,6 +174,7 @@ def inject(name, every=1):
         `handles`, which hands on, are left out.
     """
     guard, runs = GUARDS[name]
+    failures.all()  # read once in a process: a later run has none of these lines
     count, others, texts = 0, {}, {}
     for build, action in zip(runs, ("stop", "warn")):
         make = functools.partial(guard, action=action)

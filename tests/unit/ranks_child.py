@@ -348,6 +348,7 @@ def run(name, guarded=True):
         "rank": RANK,
         "verdict": report and report.verdict,
         "named": report and report.named,
+        "blind": report and list(report.blind),
         "apart": dataclasses.asdict(report.apart) if report and report.apart else None,
         "reason": report and report.reason,
         "told": [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)],

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from small import alternate
 
 from failurelab import gradients, logits, rollouts
 from failurelab._unwrap import unwrap
@@ -37,10 +38,6 @@ class Way:
     def trainer(self, **options):
         given = {"steps": 1, "prompts_per_step": 2, "num_generations": 2, "learning_rate": 1e-3, "reward": alternate}
         return trainers.grpo(self.model, self.tokenizer, peft_config=self.peft_config, **given | options)
-
-
-def alternate(completions, **_):
-    return [float(index % 2) for index in range(len(completions))]
 
 
 def make(name, folder):

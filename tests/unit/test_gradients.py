@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import checkpoint, lora, qwen2
 
-from failurelab import gradients
+from failurelab import gradients, guards
 from failurelab._checkpointing import option_name
 from failurelab.handles import HandleError, listen_to, wrap_method
 from failurelab_course.experiments.observe import count_warnings
@@ -290,18 +290,23 @@ def test_a_wrap_shows_the_signature_of_what_it_wraps():
         wrap_method(thing, "sing", shout, "a song")
 
 
+def note_owner(owners):
+    """Return what goes around a method and appends whose it is."""
+
+    def note(method, *args, **kwargs):
+        owners.append(method.__self__)
+        return method(*args, **kwargs)
+
+    return note
+
+
 @pytest.mark.parametrize("kind", [functools.partial, lambda method, word: lambda: method(word)])
 def test_a_wrap_tells_whose_a_method_is_that_was_set_without_an_owner(kind):
     """`model.generate = functools.partial(model.generate, ...)` has no `__self__`, which a wrap asks for."""
     thing, owners = Thing("a"), []
-
-    def tell(method, *args, **kwargs):
-        owners.append(method.__self__)
-        return method(*args, **kwargs)
-
     thing.say = kind(thing.say, "hi")
     as_it_was = inspect.signature(thing.say)
-    handle = wrap_method(thing, "say", tell, "told")
+    handle = wrap_method(thing, "say", note_owner(owners), "told")
     assert thing.say() == "a:hi" and owners == [thing] and inspect.signature(thing.say) == as_it_was
     handle.remove()
     assert thing.say() == "a:hi" and owners == [thing]
@@ -321,8 +326,7 @@ def test_a_listener_that_went_hears_nothing_below_another_one():
     heard, functions = [], [Thing("a").say, Thing]
     own = list(functions)
     first, second = (
-        listen_to(functions, lambda *_: None, lambda *told, name=name: heard.append((name, told[-1])))
-        for name in ("first", "second")
+        listen_to(functions, lambda *told, name=name: heard.append((name, told[-1]))) for name in ("first", "second")
     )
     assert [function.__name__ for function in functions] == ["say", "Thing"]
     first.remove()
@@ -350,14 +354,9 @@ class Callable:
 def test_a_wrap_calls_what_a_class_holds_as_python_does(kind, answer):
     """`mock.patch.object(GenerationMixin, "generate")`: a Mock does not bind, so it is given no model."""
     thing, owners = type("Replaced", (Thing,), {"say": kind()})("a"), []
-
-    def tell(method, *args, **kwargs):
-        owners.append(method.__self__)
-        return method(*args, **kwargs)
-
     as_it_was = inspect.signature(thing.say)
     assert thing.say("hi") == answer
-    with wrap_method(thing, "say", tell, "told"):
+    with wrap_method(thing, "say", note_owner(owners), "told"):
         twin = copy.deepcopy(thing)
         assert thing.say("hi") == twin.say("hi") == answer and owners == [thing, twin]
         assert inspect.signature(thing.say) == as_it_was
@@ -414,7 +413,7 @@ def test_a_listener_takes_nothing_of_what_the_caller_is_given(result, kind, is_a
 
     heard, functions = [], [awaited if is_async else plain]
     for _ in range(2):  # two guards listen
-        listen_to(functions, lambda *_: None, lambda *told: heard.append(list(told[-1])))
+        listen_to(functions, lambda *told: heard.append(list(told[-1])))
     answer = functions[0]([1.0, 2.0])
     answer = asyncio.run(answer) if is_async else answer
     if kind is types.GeneratorType:
@@ -426,7 +425,7 @@ def test_a_listener_takes_nothing_of_what_the_caller_is_given(result, kind, is_a
 
 def test_what_a_generator_raises_reaches_its_caller():
     heard, functions = [], [fails_late]
-    listen_to(functions, lambda *_: None, lambda *told: heard.append(told))
+    listen_to(functions, lambda *told: heard.append(told))
     with pytest.raises(KeyError, match="mine"):
         list(functions[0]([1.0]))
     assert heard == []
@@ -441,7 +440,7 @@ class Awaited:
 def test_what_has_to_be_awaited_is_a_coroutine_function_still(function):
     """A trainer that asks the replaced function whether to await it must get the same answer."""
     heard, functions = [], [function]
-    listen_to(functions, lambda *_: None, lambda *told: heard.append(told[-1]))
+    listen_to(functions, lambda *told: heard.append(told[-1]))
     assert inspect.iscoroutinefunction(functions[0])
     assert asyncio.run(functions[0]([1.0])) == [1.0] and heard == [[1.0]]
 
@@ -458,9 +457,104 @@ def test_an_object_that_is_listened_to_keeps_its_methods_and_its_attributes():
 
     own, heard = Curriculum(), []
     functions = [own]
-    listen_to(functions, lambda *_: None, lambda *told: heard.append(told[-1]))
+    listen_to(functions, lambda *told: heard.append(told[-1]))
     functions[0].move_to(1)
     assert functions[0](["a"]) == [1.0]
     functions[0].level = 2
     assert functions[0](["a"]) == [2.0] and own.level == 2
     assert heard == [[1.0], [2.0]]
+
+
+class Tower(torch.nn.Module):
+    """Computes one layer more than it reads, as LLaVA-Next's vision tower does, and detaches one where asked."""
+
+    def __init__(self, detach=False, functional=False):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+        self.head, self.detach, self.functional = torch.nn.Linear(4, 2), detach, functional
+
+    def forward(self, inputs):
+        """Return what the second layer's output gives."""
+        hidden = torch.nn.functional.dropout(self.layers[0](inputs), 0.5, self.training)
+        hidden = hidden.detach() if self.detach else hidden
+        states = [self.layers[1](hidden)]
+        if self.functional:  # read past its module, and without a gradient
+            states[0] = states[0] + self.layers[2].weight.detach().sum()
+        states.append(self.layers[2](states[0]))
+        return {"logits": self.head(states[0])}
+
+
+def judge_gradients(model, *calls):
+    """Give a guard one step of a model, and return it with its notices."""
+    notices = []
+    guard = guards.GradientGuard(notices.append)
+    state = types.SimpleNamespace(global_step=0, is_world_process_zero=False)
+    guard.on_train_begin(None, state, None, model=model.train())
+    for call in calls:
+        output = model(**call)
+        (output["loss"] if "loss" in output else output["logits"].square().sum()).backward()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    guard.on_pre_optimizer_step(None, state, None, model=model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    return guard, notices
+
+
+@pytest.mark.parametrize(
+    ("more", "kinds", "unused", "missing"),
+    [
+        ({}, ["note"], 2, 0),
+        ({"detach": True}, ["found"], 0, 4),  # the first layer is used, and has no gradient
+        ({"functional": True}, ["found"], 0, 2),
+    ],
+)
+def test_tensors_that_no_forward_pass_used_are_told_and_stop_nothing(more, kinds, unused, missing):
+    """LLaVA-Next, in tests of trl's own, was stopped. A layer that is used and detached is found all the same."""
+    guard, notices = judge_gradients(Tower(**more), {"inputs": torch.randn(3, 4)}, {"inputs": torch.randn(2, 4)})
+    assert [notice.kind for notice in notices] == kinds
+    assert (len(guard.report.unused), len(guard.report.without_gradient)) == (unused, missing)
+    assert guard.report.learns is not bool(missing)
+
+
+def test_layers_that_checkpointing_cuts_off_are_used(cut_off):
+    """F1's control: these layers get no gradient, and what they compute reaches the loss."""
+    ids = torch.arange(12).reshape(2, 6) % 32
+    guard, notices = judge_gradients(cut_off, {"input_ids": ids, "labels": ids, "use_cache": False})
+    assert [notice.kind for notice in notices] == ["found"] and notices[0].failures == ("F1",)
+    assert len(guard.report.without_gradient) == 24 and not guard.report.unused
+
+
+def test_a_head_that_is_tied_is_used(model):
+    """Its weight stands in two modules, and one alone may be called."""
+    model.tie_weights()
+    embeddings = model.get_input_embeddings()
+    embeddings.weight.requires_grad_(True)
+    ids = torch.arange(12).reshape(2, 6) % 32
+    embeddings.forward = lambda given: torch.nn.functional.embedding(given, embeddings.weight).detach()
+    checkpoint(model, reentrant=False)
+    guard, notices = judge_gradients(model, {"input_ids": ids, "labels": ids, "use_cache": False})
+    assert not notices and guard.report.learns
+    assert not gradients.find_unused(
+        model, ["model.embed_tokens.weight"], [gradients.ForwardPass((), {"input_ids": ids})]
+    )
+
+
+def test_the_unused_layer_of_llava_next_stops_nothing():
+    """Of its vision tower the last layer but one is read: 18 of 65 tensors get no gradient in trl's own test."""
+    transformers = pytest.importorskip("transformers")
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision |= {"image_size": 8, "patch_size": 4, "projection_dim": 8}
+    text = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision), text_config=transformers.LlamaConfig(**text),
+        image_token_index=39,
+        image_grid_pinpoints=[[8, 8]], vision_feature_layer=-2,
+    )  # fmt: skip
+    model = transformers.LlavaNextForConditionalGeneration(config)
+    images, sizes = torch.randn(1, 2, 3, 8, 8), torch.tensor([[8, 8]])
+    ids = torch.tensor([[39] * 10 + [1, 2, 3]])  # four patches of the whole, four of its tile, two ends of lines
+    call = {"input_ids": ids, "labels": ids, "pixel_values": images, "image_sizes": sizes, "use_cache": False}
+    guard, notices = judge_gradients(model, call)
+    assert [notice.kind for notice in notices] == ["note"] and len(guard.report.unused) == 18

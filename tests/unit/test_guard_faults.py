@@ -18,7 +18,7 @@ from failurelab import guards, logits
 
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
 HANDS_ON = re.compile(
-    r"self\._check\(|return (await )?(generate|unwrap)\("
+    r"self\._?check\(|return (await )?(generate|unwrap)\("
     r"|batch = generate\(|return batch|answer = function\(|return answer|try:"
 )
 

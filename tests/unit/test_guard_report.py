@@ -40,7 +40,7 @@ def test_each_guard_leaves_what_it_measured(tmp_path):
     with pytest.warns(guards.GuardWarning):
         notices = train(tmp_path, guards.GradientGuard("stop"), Finds("warn"))
     kinds = [(notice["guard"], notice["kind"], notice["failures"]) for notice in notices]
-    assert ("GradientGuard", "held", ["F1", "F2", "F23"]) in kinds
+    assert ("GradientGuard", "held", ["F1", "F23"]) in kinds  # without an adapter there is no F2
     assert ("Finds", "found", ["F1", "F2"]) in kinds and ("Finds", "found", ["F2"]) in kinds
     assert [notice["guard"] for notice in train(tmp_path, guards.GradientGuard("stop"))] == ["GradientGuard"]
 

@@ -6,7 +6,6 @@ the course's own trainers spell out is left to the release here.
 
 import re
 import tempfile
-import warnings
 
 import peft
 import pytest
@@ -19,6 +18,8 @@ from steps import has
 from failurelab import guards
 from failurelab_course import eras
 from failurelab_course.experiments import models
+
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 SUMS = [(f"{a}+{b}=", a + b) for a in range(10) for b in range(10)]  # of one length: trl 0.14 has no attention mask
 
@@ -40,10 +41,6 @@ def only_digits(completions, **_):
 def tagged(completions, answer, **_):
     found = [re.search(r"<answer>(.*?)</answer>", each[0]["content"]) for each in completions]
     return [float(match is not None and match.group(1) == str(wanted)) for match, wanted in zip(found, answer)]
-
-
-def not_empty(completions, **_):
-    return [0.0 if each[0]["content"].strip() else -0.5 for each in completions]
 
 
 def always(value):
@@ -89,13 +86,6 @@ def watch(trainer, action="warn"):
     return {type(guard).__name__: guard for guard in own}, by_guard
 
 
-@pytest.fixture(autouse=True)
-def calm():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def test_the_healthy_script_is_left_alone(model, tokenizer, tmp_path):
     own, said = watch(build(model, tokenizer, tmp_path))
     assert said == {} and own["GradientGuard"].report.learns
@@ -103,31 +93,25 @@ def test_the_healthy_script_is_left_alone(model, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "cause", "functions"),
+    ("change", "told"),
     [
-        ({"functions": (right_as_text, tagged)}, "constant", ["constant", "floor"]),
-        ({"top_k": 1, "temperature": 0.01}, "same", []),
-        ({"functions": (tagged, not_empty), "max_completion_length": 1}, "cut", ["floor", "ceiling"]),
-        ({"functions": (tagged, not_empty)}, "floor", ["floor", "ceiling"]),
-        ({"functions": (right, always(1.0)), "reward_weights": [0.0, 1.0]}, "weight", ["", "constant"]),
+        (
+            {"functions": (right_as_text, tagged)},
+            "reward_funcs[0] right_as_text gives 0; reward_funcs[1] tagged gives 0.",
+        ),
+        ({"top_k": 1, "temperature": 0.01}, "all completions of a prompt are the same text"),
+        ({"functions": (right, always(1.0)), "reward_weights": [0.0, 1.0]}, "reward_funcs[0] right gives 0 to 1"),
     ],
-    ids=["number-text-and-tags", "greedy", "cut", "tags", "weight"],
+    ids=["number-text-and-tags", "greedy", "weight"],
 )
-def test_why_rewards_are_equal(model, tokenizer, tmp_path, change, cause, functions):
-    """One curve, flat, and opposite cures: each function is judged by itself."""
+def test_rewards_that_are_equal_stop_nothing_unasked(model, tokenizer, tmp_path, change, told):
+    """One curve, flat, and several causes: what each function pays is told beside."""
     if "reward_weights" in change and not has("reward_weights"):
         pytest.skip("this trl has no reward_weights")
     own, said = watch(build(model, tokenizer, tmp_path, **change))
-    report = own["RewardGuard"].report
-    assert report.cause == cause and [each.cause for each in report.functions] == functions
-    assert len(said["RewardGuard"]) == 1 and f". {cause}: " in said["RewardGuard"][0]
-
-
-def test_a_dead_function_is_told_beside_one_that_teaches(model, tokenizer, tmp_path):
-    """The sum differs, so the run learns, and not what it should: one warning, also where guards are to stop."""
-    _, said = watch(build(model, tokenizer, tmp_path, functions=(right_as_text, right)), "stop")
+    assert own["RewardGuard"].report.flat == own["RewardGuard"].report.groups
     (message,) = said["RewardGuard"]
-    assert message.startswith("reward_funcs[0] right_as_text gives 0, and 0 to ") and "while the other" in message
+    assert told in message
 
 
 @pytest.mark.parametrize(

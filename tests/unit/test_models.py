@@ -203,6 +203,7 @@ except models.ModelError as error:
 @pytest.mark.parametrize(
     ("variables", "why"),
     [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": CLOSED}, f"{CLOSED} does not answer")],
+    ids=["offline", "closed"],
 )
 @pytest.mark.slow
 def test_a_hub_id_is_loaded_from_the_cache(tmp_path, variables, why):

@@ -7,10 +7,10 @@ import zipfile
 
 import pytest
 
-from failurelab.diagnose import cli
 from failurelab.failures import names, symptoms
+from failurelab_preflight.diagnose import cli
 
-TODAY = {"trl": "1.16.0", "transformers": "5.23.0"}
+TODAY = {"trl": "1.16.0", "transformers": "5.24.0"}
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STACKS = [ROOT / ".venv", ROOT / ".eras" / "trl-0.14"]  # the newest and the oldest
 # What a stack has, in its own words: fields, parameters, methods, names that can be imported.
@@ -138,7 +138,7 @@ def test_a_run_that_ended_in_such_an_error_is_named(tmp_path, capsys):
     (tmp_path / "train.log").write_text(f"Traceback\n{PASTED[0][0]}\n")
     assert cli.main([str(tmp_path)]) == 1
     assert "went with trl 0.28.0." in " ".join(capsys.readouterr().out.split())
-    (tmp_path / "requirements.txt").write_text("trl==1.16.0\ntransformers==5.23.0\n")
+    (tmp_path / "requirements.txt").write_text("trl==1.16.0\ntransformers==5.24.0\n")
     assert cli.main([str(tmp_path)]) == 1
     assert "(here: trl 1.16.0)" in " ".join(capsys.readouterr().out.split())
 

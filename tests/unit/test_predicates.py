@@ -52,7 +52,9 @@ def test_numbers_compare_as_in_python(left, right, op):
 @pytest.mark.parametrize("figure", ["reward_last", "loss"])
 def test_nothing_holds_of_what_could_not_be_measured(figure, op):
     """A run that crashed has no reward: neither 'healthy' nor 'broken as declared' may follow from that."""
-    assert not predicates.parse(f"{figure} {op} 0.1").holds(FIGURES)
+    predicate = predicates.parse(f"{figure} {op} 0.1")
+    assert predicate.holds(FIGURES) is None
+    assert predicates.failing([predicate], FIGURES) == [predicate]
 
 
 def test_an_absent_figure_is_an_error_and_says_what_there_is():

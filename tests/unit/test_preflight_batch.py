@@ -1,23 +1,18 @@
 """Batch arithmetic: what the installed trl refuses is handed to it as it is, and what a step is, is said."""
 
 import dataclasses
-import functools
-import json
-import sys
+import types
 
 import datasets
 import pytest
 import small
 import trl
 
-from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges import batch
-from failurelab.preflight.judges.given import judge_deepspeed, judge_given
-from failurelab.preflight.repairs import EditableScript
-from failurelab.preflight.script_text import Text
-from failurelab.preflight.stage import cuts
-from failurelab.preflight.training import Load, Training
 from failurelab_course.experiments import models
+from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges import batch
+from failurelab_preflight.stage import cuts
+from failurelab_preflight.training import Training
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
 
@@ -89,7 +84,7 @@ def test_generations_that_are_set_too_late_to_be_refused():
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     """Six completions are no multiple of four on one device; on two they are."""
     assert [cuts.is_refused(asked(6, 4), world) for world in (1, 2)] == [not cuts.counts_prompts(), False]
-    assert [answer.verdict for answer in judge(world_size=2, **asked(6, 4))] == [Verdict.HELD]
+    assert [answer.verdict for answer in judge(world_size=2, **asked(6, 4))] == [Verdict.NOT_CHECKED]  # no prompts came
 
 
 def test_a_group_of_one_is_found_where_trl_takes_it():
@@ -97,9 +92,23 @@ def test_a_group_of_one_is_found_where_trl_takes_it():
 
 
 def test_what_one_step_is():
-    (held,) = judge(world_size=2, **asked(8, 4, 3))
-    counts_prompts = "8 counts prompts" in held.evidence
-    assert ("192 completions of 48 prompts" if counts_prompts else "48 completions of 12 prompts") in held.evidence
+    (told,) = judge(world_size=2, **asked(8, 4, 3))
+    counts_prompts = "8 counts prompts" in told.why
+    assert ("192 completions of 48 prompts" if counts_prompts else "48 completions of 12 prompts") in told.why
+
+
+@pytest.mark.parametrize(
+    ("prompts", "verdict"),
+    [(["a"] * 4 + ["b"] * 4, Verdict.HELD), ([*"abcdefgh"], Verdict.NOT_CHECKED), ([], Verdict.NOT_CHECKED)],
+)
+def test_numbers_that_divide_say_nothing_of_the_prompts_that_arrived(prompts, verdict):
+    """A stream in trl 0.15: no prompt is repeated, and it was HELD by arithmetic."""
+    made = type("OfTrl", (types.SimpleNamespace,), {"__module__": "trl.trainer"})
+    config = trl.GRPOConfig("out", use_cpu=True, bf16=False)
+    asked_of = training(made(num_generations=4, args=config), **asked(8, 4))
+    asked_of.reward_inputs = {"prompts": prompts, "completions": prompts}
+    (answer,) = (answer for answer in batch.judge_batch(asked_of) if answer.failure == "F22")
+    assert answer.verdict is verdict
 
 
 def test_another_error_is_not_about_batches():
@@ -111,171 +120,6 @@ def test_other_trainers_have_no_such_arithmetic():
     assert list(batch.judge_batch(training(per_device_train_batch_size=3))) == []
 
 
-def iter_rows():
-    yield {"prompt": "a"}
-
-
-class OfTrl:
-    __module__ = "trl.trainer"
-
-
-@pytest.mark.parametrize(
-    ("given", "part", "words"),
-    [
-        (
-            {"train_dataset": {"train": [1, 2], "test": [3]}},
-            "train_dataset",
-            ["dict with train, test", "dataset['train']"],
-        ),
-        ({"train_dataset": [{"prompt": "a"}]}, "train_dataset", ["a list of 1", "Dataset.from_list"]),
-        ({"reward_funcs": [len, [1.0, 0.0]]}, "reward_funcs[1]", ["cannot be called", "do not call it"]),
-        ({"reward_funcs": 0.5}, "reward_funcs[0]", ["float '0.5'"]),
-        ({"model": OfTrl}, "model", ["the class OfTrl", "a model or its name"]),
-        ({"args": {"beta": 0}}, "args", ["GRPOConfig(**args)"]),
-        ({"train_dataset": iter_rows()}, "train_dataset", ["a generator", "from_list(list(rows))"]),
-        ({"train_dataset": "trl-lib/tldr"}, "train_dataset", ["load_dataset"]),
-        ({"reward_funcs": ["a_reward"]}, "reward_funcs[0]", ["the text 'a_reward'", "without quotes"]),
-        ({"train_dataset": datasets.Dataset.from_dict({"prompt": []})}, "train_dataset", ["0 rows"]),
-        (
-            {"train_dataset": datasets.Dataset.from_dict({"prompt": [[1, 2], [3]]}), "reward_funcs": len},
-            "train_dataset",
-            ["token ids"],
-        ),
-        ({"train_dataset": datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]]})}, "", []),
-        ({"train_dataset": datasets.Dataset.from_dict({"prompt": ["1+1="]})}, "", []),
-        (
-            {"train_dataset": datasets.Dataset.from_dict({"question": ["1+1="]}), "reward_funcs": len},
-            "train_dataset",
-            ["the columns question", "the column prompt"],
-        ),
-        ({"reward_funcs": [len, "a/reward-model"], "model": "a/model", "train_dataset": None}, "", []),
-    ],
-)
-def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, words, monkeypatch):
-    """It was an AttributeError in a library, and of a DatasetDict "one prompt to train on"."""
-    monkeypatch.setattr(sys.modules["__main__"], "a_reward", len, raising=False)
-    findings = list(judge_given(given, OfTrl()))
-    assert [finding.part for finding in findings] == [part] * bool(part)
-    assert all(word in f"{findings[0].evidence} {findings[0].repair}" for word in words)
-
-
-class GRPOTrainer(OfTrl):
-    pass
-
-
-class Scorer:
-    async def __call__(self, completions, **_):
-        return [0.0] * len(completions)
-
-
-@pytest.mark.parametrize(
-    ("function", "lacks", "word"),
-    [
-        (functools.partial(sum, start=0), "get_callable_name", "AttributeError"),
-        (Scorer(), "event_loop", "coroutine"),
-        (Scorer().__call__, "event_loop", "coroutine"),
-        (Scorer(), "nothing", ""),
-        (functools.partial(sum, start=0), "nothing", ""),
-        (len, "get_callable_name", ""),
-    ],
-)
-def test_what_a_release_asks_of_a_reward_function(function, lacks, word, monkeypatch):
-    """The cut run has a stand-in, which has a name and answers at once."""
-    import trl.trainer.utils as utils
-
-    loops = {"start_event_loop", *(each for each in vars(utils) if "event_loop" in each)}
-    for name in ("get_callable_name", *loops):
-        monkeypatch.setattr(utils, name, None, raising=False)
-        if lacks in name:
-            monkeypatch.delattr(utils, name)
-    findings = list(judge_given({"reward_funcs": [function]}, GRPOTrainer()))
-    assert [finding.part for finding in findings] == ["reward_funcs[0]"] * bool(word)
-    assert all(word in finding.evidence for finding in findings)
-
-
-@pytest.mark.parametrize(
-    ("dataset", "made"),
-    [
-        ([{"prompt": "a"}], "train_dataset=datasets.Dataset.from_list(rows)"),
-        ({"train": [1], "test": [2]}, "train_dataset=rows['train']"),
-    ],
-)
-def test_a_container_is_made_into_what_the_trainer_takes_by_an_edit(dataset, made):
-    (finding,) = judge_given({"train_dataset": dataset}, OfTrl())
-    text = Text("train.py", "import a\ntrainer = T(train_dataset=rows)\n")
-    given = EditableScript(lambda file: text)
-    given.calls = lambda kind, index=-1: iter([(text, text.tree.body[1].value)])
-    (edited,) = finding.undo.change(given).files.values()
-    assert made in edited
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"), [("beta", "1e-3", 0.001), ("learning_rate", "2e-5", 2e-5), ("beta", 1e-3, None)]
-)
-def test_a_number_that_a_file_gives_as_a_text_is_told(name, value, told, tmp_path):
-    """The run ended in a TypeError of arithmetic, which named neither the argument nor the file."""
-    args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False)
-    setattr(args, name, value)
-    found = list(judge_given({"args": args}, OfTrl()))
-    assert [each.undo.values for each in found] == [{name: told}] * (told is not None)
-
-
-ZERO = {"zero_optimization": {"stage": 2}}
-ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": "auto"}}}
-
-
-@pytest.mark.parametrize(
-    ("config", "undone"),
-    [
-        (ZERO | {"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 4}),
-        (ZERO | ADAM | {"gradient_clipping": 0.5}, {"learning_rate": 1e-5, "max_grad_norm": 0.5}),
-        (ZERO | {"train_micro_batch_size_per_gpu": 4, "train_batch_size": 64}, {"per_device_train_batch_size": 4}),
-        (ZERO | {"fp16": {"enabled": True}}, {"fp16": True}),
-        (ZERO | {"train_batch_size": 64}, {}),
-        (ZERO | {"train_batch_size": 32, "gradient_accumulation_steps": "auto", "gradient_clipping": "auto"}, None),
-    ],
-)
-@pytest.mark.parametrize("way", ["dict", "file", "launch"])
-def test_a_deepspeed_configuration_that_contradicts_the_arguments(config, undone, way, tmp_path):
-    """The engine is cut away, and with it the comparison that ends the real run: nothing was said."""
-    given = cuts._values(trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False))
-    judged = training(world_size=2, **given | asked(8, 4, 2))
-    if way == "launch":
-        judged.deepspeed = {"config": config, "file": "zero2.json", "refused": ""}
-    else:
-        (tmp_path / "zero2.json").write_text(json.dumps(config))
-        judged.arguments["deepspeed"] = config if way == "dict" else str(tmp_path / "zero2.json")
-    (finding,) = judge_deepspeed(judged)
-    assert finding.part == "deepspeed" and finding.accuses is (undone is not None)
-    assert (finding.undo.values if finding.undo else {}) == (undone or {})
-
-
-@pytest.mark.parametrize(
-    ("stage", "options", "by_trainer", "count"),
-    [
-        (3, {"device_map": "auto"}, False, 1),
-        (3, {"device_map": "auto"}, True, 0),  # as trl loads it where no engine runs
-        (3, {}, False, 0),
-        (2, {"device_map": "auto"}, False, 0),
-    ],
-)
-def test_a_device_map_where_zero_3_divides_the_model(stage, options, by_trainer, count):
-    """Only a line of transformers told it, on the machines that were paid for."""
-    judged = training(**asked(8, 4))
-    judged.zero_stage, judged.loads = stage, [Load("a/model", options, None, by_trainer)]
-    assert [finding.key for finding in judge_deepspeed(judged)] == ["given:device_map"] * count
-
-
-def test_a_deepspeed_configuration_that_cannot_be_taken():
-    for deepspeed in ("nowhere.json", {"gradient_accumulation_steps": 4}):
-        (finding,) = judge_deepspeed(training(**asked(8, 4, deepspeed=deepspeed)))
-        assert finding.verdict is Verdict.SUSPECTED and "deepspeed" in finding.key
-    refused = training(**asked(8, 4))
-    refused.deepspeed = {"config": {}, "file": "ds.json", "refused": "ds.json is not there"}
-    assert [finding.verdict for finding in judge_deepspeed(refused)] == [Verdict.SUSPECTED]
-    assert not list(judge_deepspeed(training(**asked(8, 4))))
-
-
 def test_a_trainer_that_is_none_of_trl_s_counts_its_batch_itself():
     """Its prompts are counted, and its groups drawn, by code of its own: F22 was said of it by trl's arithmetic."""
 
@@ -284,7 +128,3 @@ def test_a_trainer_that_is_none_of_trl_s_counts_its_batch_itself():
 
     (finding,) = batch.judge_batch(training(Vendored(), **asked(1, 8)))
     assert finding.verdict is Verdict.NOT_CHECKED and "Vendored" in finding.why
-
-
-def test_a_plain_trainer_takes_a_list():
-    assert not list(judge_given({"train_dataset": [1, 2]}, object()))

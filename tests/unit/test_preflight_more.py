@@ -1,13 +1,9 @@
 """Judges of reference and updates: broken, healthy and odd, with real trainers and models."""
 
-import collections
-import dataclasses
-import functools
 import importlib.metadata
 import types
 from copy import deepcopy
 
-import accelerate
 import datasets
 import pytest
 import small
@@ -16,20 +12,16 @@ import transformers
 import trl
 from packaging.version import Version
 
-from failurelab.preflight import repairs
-from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges import plan
-from failurelab.preflight.judges.first_rewards import judge_first_rewards
-from failurelab.preflight.judges.optimizer import OptimizerJudge
-from failurelab.preflight.judges.reference import judge_reference
-from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
-from failurelab.preflight.judges.rows import prompt_ids
-from failurelab.preflight.judges.states import judge_saved, judge_states
-from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.script_text import Text
-from failurelab.preflight.stage import cuts, rewards, states, trainers
-from failurelab.preflight.training import Load, Source, Training
-from failurelab.rewards.table import Line, RewardTable
+from failurelab_preflight import repairs
+from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges import plan
+from failurelab_preflight.judges.optimizer import judge_optimizer
+from failurelab_preflight.judges.reference import judge_reference
+from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter
+from failurelab_preflight.judges.rows import prompt_ids
+from failurelab_preflight.judges.updates import judge_updates
+from failurelab_preflight.stage import cuts, rewards, trainers
+from failurelab_preflight.training import Load, Training
 
 
 @pytest.fixture
@@ -79,8 +71,7 @@ def wrapped(model, std):
 
 
 def added(model, std):
-    model.add_adapter(small.lora_config())
-    return small.stir(model, "lora_B", std)
+    return small.stir(small.added(model), "lora_B", std)
 
 
 @pytest.mark.parametrize("std", [0.0, 0.5])
@@ -111,89 +102,6 @@ class ScoresItself(trl.GRPOTrainer):
 
 for _name in ("compute_loss", "_prepare_inputs", "_generate_and_score_completions"):
     setattr(ScoresItself, _name, lambda self, *args, **kwargs: None)
-
-
-@pytest.mark.parametrize(
-    ("beta", "adapt", "own", "kind"),
-    [
-        (0.04, None, False, Verdict.FOUND),
-        (0.0, None, False, None),
-        (0.04, small.lora, False, Verdict.HELD),  # the policy without its adapter is the reference
-        (0.04, None, True, Verdict.NOT_CHECKED),
-    ],
-    ids=["dropped", "no penalty", "LoRA", "own step"],
-)
-def test_a_reference_that_the_script_drops(beta, adapt, own, kind, grpo, model):
-    """`self.ref_model = None` saves memory, and then the step asks the policy for an adapter to switch off."""
-    trainer = grpo(adapt(model) if adapt else model, beta=beta)
-    trainer.ref_model = None
-    trainer.__class__ = ScoresItself if own else type(trainer)
-    if beta == 0 and Version(trl.__version__) < Version("0.16"):
-        kind = Verdict.FOUND  # it asks for the reference all the same
-    answers = list(judge_reference(training(trainer, source=Source(__file__, ""))))
-    assert [answer.verdict for answer in answers] == ([kind] if kind else [])
-    if kind is Verdict.FOUND:
-        assert answers[0].ends and "ref_model" in answers[0].evidence
-        text = "class Mine(T):\n    def __init__(self):\n        self.x = 1\n        self.ref_model = None\n"
-        script = repairs.EditableScript({__file__: Text(__file__, text)}.get)
-        undone = {__file__: text.replace("        self.ref_model = None\n", "")}
-        assert answers[0].undo.change(script).files == undone
-
-
-@pytest.mark.parametrize(
-    ("rename", "again", "kind", "said"),
-    [
-        (lambda name: name.replace(".default.", "."), False, Verdict.FOUND, "set_peft_model_state_dict"),
-        (lambda name: f"module.{name}", False, Verdict.FOUND, "without 'module.'"),
-        (lambda name: f"module.{name}", True, Verdict.HELD, ""),  # the script has looked, and loads by other names
-        (lambda name: name, False, Verdict.HELD, ""),
-        (lambda name: f"{name[::-1]}", False, Verdict.SUSPECTED, "strict=True"),
-    ],
-)
-def test_weights_of_which_the_model_takes_none(rename, again, kind, said, model):
-    """An adapter's names lacked its name, and the run began from a fresh one: nothing was said."""
-    adapted = small.lora(model)
-    weights = {name: tensor for name, tensor in adapted.state_dict().items() if "lora_" in name}
-    own = types.SimpleNamespace(holds=lambda file: file == __file__, asks=lambda through: True)
-    loads = []
-    with states.noted(loads, own):
-        adapted.load_state_dict({rename(name): tensor for name, tensor in weights.items()}, strict=False)
-        if again:
-            adapted.load_state_dict(weights, strict=False)
-        adapted.load_state_dict(adapted.state_dict())  # what is strict raises by itself
-    (answer,) = judge_states(Training(types.SimpleNamespace(model=adapted), {}, states=loads))
-    assert answer.verdict is kind and said in answer.repair
-    assert bool(answer.tried) is (kind is Verdict.FOUND)
-    other = torch.nn.Linear(1, 1)  # such as a model of the script's that the trainer does not have
-    assert not list(judge_states(Training(types.SimpleNamespace(model=other), {}, states=loads)))
-
-
-SAVES = """
-model = load()
-trainer = Trainer(model=model, peft_config=config)
-trainer.train()
-{}
-"""
-
-
-@pytest.mark.parametrize(
-    ("after", "told"),
-    [
-        ("trainer.model.merge_and_unload()\ntrainer.save_model('out')", 5),
-        ("model.save_pretrained('out')", 5),
-        ("trainer.model.save_pretrained('out')", 0),
-        ("merged = trainer.model.merge_and_unload()\nmerged.save_pretrained('out')", 0),
-        ("model = trainer.model.merge_and_unload()\nmodel.save_pretrained('out')", 0),
-    ],
-)
-def test_weights_that_are_saved_and_are_not_the_trained_ones(after, told, model):
-    """What comes after train() is not run, and nothing was said of it."""
-    trainer = types.SimpleNamespace(model=small.lora(model))
-    judged = Training(trainer, {}, source=Source("train.py", SAVES.format(after), 4), keywords={"model": model})
-    found = list(judge_saved(judged))
-    assert [each.place.line for each in found] == [told] * bool(told)
-    judged.keywords["model"] = trainer.model  # wrapped by the script: then it saves an adapter
-    assert len(list(judge_saved(judged))) == ("merge" in after and bool(told))
 
 
 def run_of(adapters, **more):
@@ -275,11 +183,8 @@ def updates(
     [
         ("bfloat16", 1e-6, {}, Verdict.FOUND),
         ("float32", 1e-6, {}, Verdict.HELD),
-        ("float32", 1e-3, {}, Verdict.NOT_APPLICABLE),
-        ("bfloat16", 5e-6, {}, Verdict.SUSPECTED),
+        ("float32", 1e-3, {}, Verdict.HELD),
         ("bfloat16", 1e-3, {}, Verdict.HELD),
-        # eight times finer neighbours near 0.02: lost on most, and on not all
-        ("float16", 1e-6, {"optim": "adamw_torch_fused"}, Verdict.SUSPECTED),
         ("float16", 1e-6, {}, Verdict.FOUND),  # Adam's epsilon is 0 in it, and a small gradient is divided by 0
         ("bfloat16", 1e-6, {"zero_stage": 2}, Verdict.NOT_APPLICABLE),
         ("bfloat16", 1e-6, {"optim": "adafactor"}, Verdict.NOT_CHECKED),
@@ -288,8 +193,26 @@ def updates(
 def test_steps_that_are_rounded_away(dtype, rate, more, kind):
     answer = updates(dtype, rate, **more)
     assert answer.verdict is kind and answer.failure == "F9"
-    if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED):
+    if answer.verdict is Verdict.FOUND:
         assert "initializer_range" in answer.evidence or "inf of a weight" in answer.evidence
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "optim"),
+    [
+        ("bfloat16", 5e-6, "adamw_torch"),
+        ("bfloat16", 2e-5, "adamw_torch"),  # trl's own default for supervised fine-tuning
+        ("float16", 1e-6, "adamw_torch_fused"),  # eight times finer neighbours: lost on most elements, not on all
+    ],
+)
+def test_a_run_that_rounding_slows_is_noted_and_not_accused(dtype, rate, optim):
+    """A plain SFT script in bfloat16 at trl's default rate was SUSPECTED of F9. Such runs learn."""
+    model = small.qwen2()
+    load = Load("Qwen/Qwen2-0.5B", {}, model.config, by_trainer=False, dtype=dtype)
+    own = training(types.SimpleNamespace(model=model), arguments={"learning_rate": rate, "optim": optim}, loads=[load])
+    assert not list(judge_updates(own))
+    (note,) = own.notes
+    assert note.startswith("F9: ") and "slowed" in note and "float32" in note
 
 
 def test_a_load_in_16_bits_is_undone_where_it_was_made():
@@ -408,12 +331,11 @@ def test_planned_steps_are_those_of_the_trainer(tmp_path):
         ({"max_steps": 100, "optim": "adafactor", "learning_rate": 1e-6}, {"adapted": True}, ""),
         ({"learning_rate": 0.0}, {}, "0 in all of about"),
         ({"learning_rate": 0.0}, {"adapted": True}, "0 in all of about"),
-        ({}, {"rows": 1}, "1 row"),
     ],
 )
 def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, words, tmp_path):
     """With the figure that it hangs on; a small model may have any rate, and what is usual is no suspicion."""
-    given = {"rows": options.get("rows", 64)}
+    given = {}
     if options.get("adapted"):
         given["model"] = small.lora(small.qwen2())
     if options.get("large"):
@@ -430,78 +352,14 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
     assert before is None or before[1].last_epoch == 0  # the script's own schedule is where it was
 
 
-GRADIENTS = [  # options of the loss, and whether completions with advantages below and above 0 give a gradient
-    ({}, (True, True), False),
-    ({"epsilon": 0.0}, (True, True), False),  # each completion is trained on once, where nothing is clipped
-    ({"epsilon": 0.0, "num_iterations": 2}, (True, True), True),
-    ({"epsilon": 3e-4, "num_iterations": 2}, (True, True), False),
-    ({"epsilon": 0.2, "epsilon_high": 0.1}, (True, True), False),
-    ({"epsilon": -0.1}, (True, False), True),
-    ({"epsilon": 0.2, "epsilon_high": -0.1}, (True, False), True),
-    ({"epsilon": -0.1, "epsilon_high": 0.2}, (False, True), True),
-    ({"delta": 0.0}, (True, False), True),
-    ({"delta": 1.5}, (True, True), False),
-    ({"loss_type": "cispo", "epsilon_high": 0.0}, (False, False), True),
-    ({"loss_type": "cispo", "epsilon_high": 5.0}, (True, True), False),
-    ({"loss_type": "sapo", "epsilon": 0.0, "num_iterations": 2}, (True, True), False),
-    ({"beta": -0.04}, (True, True), True),
-    ({"num_train_epochs": 0}, (True, True), True),
-    ({"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 1.0}, (), True),
-    ({"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 64}, (), False),
-    ({"num_train_epochs": 0, "max_steps": 5}, (True, True), False),
-]
-
-
-@pytest.mark.skipif(Version(trl.__version__) < Version("1.16"), reason="releases before have not all of these options")
-@pytest.mark.parametrize(("options", "gradients", "told"), GRADIENTS, ids=lambda value: str(value))
-def test_options_of_the_loss_that_leave_no_gradient_are_suspected(options, gradients, told, tmp_path):
-    """As trl's own loss of one token says, whose probability is that at which it was drawn."""
-    answers = list(plan.judge_plan(planned(tmp_path, config=options)))
-    assert [answer.failure for answer in answers] == ["arguments"] * told
-    assert all(answer.verdict is Verdict.SUSPECTED and answer.repair for answer in answers)
-    args = trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **options)
-    for advantage, wanted in zip((-1.0, 1.0), gradients):
-        scores = torch.zeros(1, 1, requires_grad=True)
-        _loss_of(args, scores, advantage).backward()
-        assert bool(scores.grad.abs().sum()) is wanted
-
-
-def _loss_of(args, scores, advantage):
-    """Return the loss of one completion of one token by trl's own method."""
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    state = types.SimpleNamespace(global_step=0)
-    trainer = types.SimpleNamespace(
-        args=args, beta=0.0, epsilon_low=args.epsilon, epsilon_high=high, loss_type=args.loss_type, state=state,
-        top_entropy_quantile=1.0, use_vllm=False, importance_sampling_level="token", off_policy_mask_threshold=None,
-        model=types.SimpleNamespace(training=True), current_gradient_accumulation_steps=1, use_liger_kernel=False,
-        _metrics={"train": collections.defaultdict(list)}, aux_loss_enabled=False, router_aux_loss_coef=0.0,
-        accelerator=accelerate.Accelerator(cpu=True), _entropy_bonus_enabled=False,
-        _get_per_token_logps_and_entropies=lambda *_, **__: (scores, torch.zeros(1, 1), None),
-    )  # fmt: skip
-    one = torch.ones(1, 1, dtype=torch.long)
-    inputs = {"prompt_ids": one, "prompt_mask": one, "completion_ids": one, "completion_mask": one}
-    inputs |= {"advantages": torch.tensor([advantage]), "num_items_in_batch": torch.tensor(1)}
-    inputs |= {"old_per_token_logps": torch.zeros(1, 1)}
-    return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
-
-
-@pytest.mark.parametrize(
-    ("generations", "rewards", "noted"),
-    [
-        (2, [[0.0], [1.0]], True),
-        (2, [[0.0], [0.5], [1.0]], False),
-        (8, [[0.0], [1.0]], False),
-        (2, [["raises"]], False),
-    ],
-)
-def test_two_completions_and_a_reward_of_two_values(generations, rewards, noted, tmp_path):
-    """Half of all groups at best give a gradient; where a model is nearly always right, or wrong, one in five."""
-    given = planned(tmp_path, config={"num_generations": generations, "per_device_train_batch_size": 8})
-    given.trainer.reward_weights = None
-    given.rewards = RewardTable(["right"], [Line("right", "alone", "1", row) for row in rewards])
-    assert not list(plan.judge_groups(given))  # nobody is accused: a run with two completions can be meant
-    assert len(given.notes) == noted
-    assert all("82% of the groups where 10%" in note and "50% of" in note for note in given.notes)
+@pytest.mark.parametrize(("rows", "noted"), [(1, True), (64, True), (0, False)])
+def test_rows_that_all_have_one_prompt_are_noted(rows, noted, tmp_path):
+    given = planned(tmp_path, rows=max(rows, 2))
+    given.dataset = datasets.Dataset.from_dict({"prompt": ["1+1="] * rows or ["1+1=", "2+2="]})
+    assert not list(plan.judge_plan(given))
+    assert [note.partition(", ")[0] for note in given.notes] == [
+        f"all {rows} rows that were read have one prompt"
+    ] * noted
 
 
 def test_a_dataset_without_a_length_needs_steps(tmp_path):
@@ -513,143 +371,21 @@ def test_a_dataset_without_a_length_needs_steps(tmp_path):
         assert len(found) == count and all(answer.ends and answer.tried for answer in found)
 
 
-@pytest.mark.skipif(Version(trl.__version__) < Version("0.15"), reason="this release syncs no reference")
-def test_options_that_nothing_reads_are_noted(tmp_path):
-    config = {"ref_model_sync_steps": 9, "max_steps": 5, "num_train_epochs": 7}
-    given = planned(tmp_path, config=config)
-    list(plan.judge_plan(given))
-    (note,) = given.notes
-    assert "ref_model_sync_steps (sync_ref_model is False)" in note and "num_train_epochs (max_steps is 5)" in note
-    given = planned(tmp_path, config={"ref_model_sync_steps": 9, "sync_ref_model": True})
-    list(plan.judge_plan(given))
-    assert not given.notes
-
-
-def average(start, model, decay):
-    with torch.no_grad():
-        for before, weight in zip(start, model.parameters()):
-            weight.copy_(decay * before + (1 - decay) * weight)
-
-
-def scaled(model, scale):
-    for module in small.lora(model).modules():
-        if isinstance(getattr(module, "scaling", None), dict):
-            module.scaling = dict.fromkeys(module.scaling, scale)
-    return model
-
-
-STEPS = {  # what a script does, what is told, and the model, the optimizer, and what is done before and after a step
-    "as usual": ("", {}),
-    "a rate that a callback sets to 0": ("rate", {"rate": 0.0}),
-    "a rate of 0 at first alone": ("", {"rate": 0.0, "once": True}),
-    "restored": ("callback:weights", {"decay": 1.0}),
-    "an average that follows slowly": ("callback:weights", {"decay": 0.999}),
-    "an average that follows": ("", {"decay": 0.5}),
-    "a reference that takes each step": ("F19:follows", {"follows": True}),
-    "SGD at a rate of AdamW's": ("rate", {"optimizer": torch.optim.SGD, "lr": 1e-6}),
-    "SGD": ("", {"optimizer": torch.optim.SGD, "lr": 1e-1}),
-    "an adapter that is multiplied by 0": ("F23", {"adapt": lambda model: scaled(model, 0.0)}),
-    "an epsilon above the gradients": ("rate", {"optimizer": functools.partial(torch.optim.AdamW, eps=10.0)}),
-    "biases alone": ("F23", {"held": lambda model: [p for p in model.parameters() if p.ndim < 2]}),
-    "some matrices": ("", {"held": lambda model: list(model.model.layers[0].parameters())}),
-    "an adapter": ("", {"adapt": lambda model: scaled(model, 2.0)}),
+HELD_BY_THE_OPTIMIZER = {
+    "all": (lambda model: model.parameters(), False),
+    "biases alone": (lambda model: [p for p in model.parameters() if p.ndim < 2], True),
+    "some matrices": (lambda model: model.model.layers[0].parameters(), False),  # left out: not held either
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_steps_that_do_not_move_the_weights_are_told(name, tmp_path):
-    """Nothing was said: the tensors were in the optimizer, and had gradients."""
-    told, how = STEPS[name]
-    model = how.get("adapt", lambda model: model)(small.qwen2())
-    judged = planned(tmp_path, model=model, config={"max_steps": 100})
-    optimizer = how.get("optimizer", torch.optim.AdamW)(
-        how.get("held", lambda model: model.parameters())(model), lr=how.get("lr", 1e-3)
-    )
-    judged.trainer.optimizer, judged.trainer.add_callback = optimizer, lambda callback: None
-    judged.trainer.remove_callback, judged.finished = lambda callback: None, True
-    judge, ids = OptimizerJudge(judged), torch.arange(1, 9)[None]
-    with judge.listening():
-        judge.on_train_begin(None, None, None, optimizer=optimizer)
-        start = [weight.detach().clone() for weight in model.parameters()]
-        for step in range(3):
-            model(input_ids=ids).logits.logsumexp(-1).mean().backward()
-            optimizer.param_groups[0]["lr"] = how.get("rate", 1) * how.get("lr", 1e-3)
-            if how.get("once") and step:
-                optimizer.param_groups[0]["lr"] = 1e-3
-            optimizer.step()
-            average(start, model, how.get("decay", 0.0))
-            if how.get("follows"):
-                judged.trainer.ref_model = deepcopy(model)
-    assert [answer.key for answer in judge.answers() if answer.accuses] == [told] * bool(told)
-
-
-HEIGHTS = {  # a rate, whether the model was cut, what is told (the key, and its figures), and what else is done
-    "2e-2": (2e-2, False, ("rate:high", 1), {}),
-    "2e-2 of a model that was cut": (2e-2, True, ("rate:high", 0), {}),
-    "2e-2 behind a long warm-up": (2e-2, False, ("rate:high", 0), {"cut": 1e-4}),
-    "3e-3": (3e-3, False, (), {}),
-    "5e-3 of a model that was cut": (5e-3, True, (), {}),
-    "SGD": (2e-2, True, (), {"optimizer": torch.optim.SGD}),
-    "an adapter": (2e-2, False, (), {"adapt": small.lora}),
-    "an adapter on a model that was cut": (2e-2, True, (), {"adapt": small.lora}),
-    "some matrices": (2e-2, True, (), {"adapt": lambda model: frozen(model)}),
-}
-
-
-def frozen(model):
-    for name, weight in model.named_parameters():
-        weight.requires_grad = name.startswith("model.layers.0")
-    return model
-
-
-@pytest.mark.parametrize("name", HEIGHTS)
-def test_a_rate_at_which_one_step_makes_another_policy(name, model, tmp_path):
-    """A tool had left out the rate that it was given: its default was 2e-2, and nothing was said."""
-    rate, cut, told, how = HEIGHTS[name]
-    model = how.get("adapt", lambda model: model)(model)
-    judged = planned(tmp_path, model=model, config={"max_steps": 100, "learning_rate": rate}, small=cut)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = how.get("optimizer", torch.optim.AdamW)(trained, lr=how.get("cut", rate))
-    judged.trainer.optimizer, judged.trainer.add_callback = optimizer, lambda callback: None
-    judged.trainer.remove_callback, judged.finished = lambda callback: None, True
-    judge, ids = OptimizerJudge(judged), torch.arange(1, 9)[None]
-    with judge.listening():
-        judge.on_train_begin(None, None, None, optimizer=optimizer)
-        for _ in range(3):
-            model(input_ids=ids, labels=ids).loss.neg().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    answers = [answer for answer in judge.answers() if answer.accuses]
-    assert [(answer.key, len(answer.figures)) for answer in answers] == [told] * bool(told)
-
-
-class Undecorated(trl.GRPOConfig):
-    beta: float = 0.3
-
-
-@dataclasses.dataclass
-class WithoutType(trl.GRPOConfig):
-    beta = 0.3
-
-
-@dataclasses.dataclass
-class Decorated(trl.GRPOConfig):
-    beta: float = 0.3
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "told"),
-    [
-        (Undecorated, {}, True), (WithoutType, {}, True), (Decorated, {}, False), (Undecorated, {"beta": 0.1}, False),
-        (trl.GRPOConfig, {}, False),
-    ],
-)  # fmt: skip
-def test_a_value_in_a_class_body_that_is_no_default(kind, given, told, tmp_path):
-    """The run had trl's own beta, and nothing said so."""
-    args = kind(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **given)
-    assert (args.beta == 0.3) is (kind is Decorated)
-    judged = Training(types.SimpleNamespace(args=args), args.to_dict())
-    assert [answer.part for answer in plan._not_in_force(judged)] == ["beta"] * told
+@pytest.mark.parametrize("name", HELD_BY_THE_OPTIMIZER)
+def test_an_optimizer_that_holds_not_one_matrix_is_suspected(name):
+    held, told = HELD_BY_THE_OPTIMIZER[name]
+    model = small.qwen2()
+    trainer = types.SimpleNamespace(model=model, optimizer=torch.optim.AdamW(held(model), lr=1e-3))
+    (answer,) = judge_optimizer(Training(trainer, {}))
+    assert answer.key == "F23" and answer.accuses is told
+    assert (answer.verdict is Verdict.HELD) == (name == "all")
 
 
 @pytest.mark.parametrize("called", [lambda f: f(["a", "b"], ["c", "d"]), lambda f: f(prompts=["a"], completions=["b"])])
@@ -662,7 +398,7 @@ def test_a_trainer_may_call_its_reward_functions_in_its_own_way(called):
     given = Training(types.SimpleNamespace(reward_funcs=[by_name], num_generations=2), {})
     with rewards.differing_rewards(given):
         paid = called(given.trainer.reward_funcs[0])
-    assert len(paid) in (1, 2) and given.called == {0} and set(given.reward_inputs) == {"prompts", "completions"}
+    assert len(paid) in (1, 2) and set(given.reward_inputs) == {"prompts", "completions"}
 
 
 @pytest.mark.parametrize("drawn", ["aabcdddd", "aaaabbbb"])
@@ -692,55 +428,5 @@ def test_prompts_are_encoded_before_a_step_says_which_environment_they_have(envi
     assert prompt_ids(trainer, ["3+4=", "10+4="]) == [[4], [5]] and not hasattr(trainer, "_batch_environments")
 
 
-def right_sums(completions, prompts, **_):
-    return [float(completion.strip() == str(eval(prompt[:-1]))) for completion, prompt in zip(completions, prompts)]
-
-
 def none_is_right(completions, **_):
     return [0.0] * len(completions)
-
-
-def in_tags(completions, answer, **_):
-    return [float(f"<answer>{right}</answer>" in text) for text, right in zip(completions, answer)]
-
-
-@pytest.mark.parametrize(
-    ("reward", "answers", "suspected"),
-    [(in_tags, "right", True), (right_sums, "right", False), (in_tags, "others", False)],
-)
-def test_a_small_model_that_answers_in_another_form_than_is_paid(reward, answers, suspected, trained):
-    """It is asked with its own weights; where it knows no answer, a form that it never writes says nothing."""
-    model, tokenizer = trained
-    prompts, right = ["3+4=", "5+6=", "8+9=", "12+7="], ["7", "11", "17", "19"]
-    rows = {"prompt": prompts, "answer": right if answers == "right" else ["x", "y", "z", "u"]}
-    trainer = types.SimpleNamespace(
-        chat_template_kwargs={}, chat_template=None, reward_funcs=[reward], model=model, processing_class=tokenizer,
-        reward_weights=None, args=types.SimpleNamespace(remove_unused_columns=False),
-    )  # fmt: skip
-    given = Training(
-        trainer=trainer, arguments={"max_completion_length": 8}, dataset=datasets.Dataset.from_dict(rows), small=False
-    )
-    torch.manual_seed(0)
-    told = [answer for answer in judge_first_rewards(given) if answer.accuses]
-    assert [answer.key for answer in told] == ["F10:form"] * suspected
-
-
-@pytest.mark.parametrize(
-    ("reward", "real", "kind"),
-    [
-        (right_sums, True, Verdict.HELD),
-        (none_is_right, True, Verdict.SUSPECTED),
-        (right_sums, False, Verdict.NOT_CHECKED),
-    ],
-)
-def test_the_untrained_model_is_looked_at_with_its_rewards(reward, real, kind, trained):
-    """Whether answers belong to prompts no cut run can know; the real model's first completions tell."""
-    model, tokenizer = trained
-    rows = datasets.Dataset.from_dict({"prompt": ["3+4=", "5+6=", "8+9=", "12+7="]})
-    attributes = {"reward_funcs": [reward], "model": model, "processing_class": tokenizer, "chat_template": None}
-    trainer = types.SimpleNamespace(chat_template_kwargs={}, **attributes)
-    given = Training(trainer=trainer, arguments={"max_completion_length": 8}, dataset=rows, real=real)
-    torch.manual_seed(0)
-    answer = one(judge_first_rewards(given))
-    assert answer.verdict is kind and answer.failure == "first rewards"
-    assert "--real-model" in answer.why if kind is Verdict.NOT_CHECKED else "16 completions" in answer.evidence

@@ -11,18 +11,23 @@ import types
 import pytest
 from tests.cli.one_session import session_of
 
-from failurelab.preflight import repairs, trials
-from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding, Location, Quantity, Verdict
-from failurelab.preflight.repairs import (
-    AnyKeywords,
-    Arguments,
-    FirstLine,
-    Keyword,
-    Statement,
-    Together,
-    WithoutMethod,
-)
-from failurelab.preflight.script_text import (
+from failurelab import failures
+from failurelab.failures import figures
+from failurelab_preflight import patch, repairs, trials
+from failurelab_preflight.answer import (
+    COMMAND_LINE,
+    Answer,
+    Change,
+    Differences,
+    Effect,
+    Finding,
+    Location,
+    Quantity,
+    Verdict,
+)  # fmt: skip
+from failurelab_preflight.repairs import Arguments, Keyword, Statement
+from failurelab_preflight.rewards.table import Line, RewardTable
+from failurelab_preflight.script_text import (
     Place,
     Text,
     apply_edits,
@@ -32,7 +37,7 @@ from failurelab.preflight.script_text import (
     place_of,
     read_source,
 )
-from failurelab.preflight.session import TimeIsOver, _with_folder
+from failurelab_preflight.session import TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
 SCRIPTS = {
@@ -91,6 +96,12 @@ def script(text):
     return repairs.EditableScript(lambda file: found, made)
 
 
+def changed(repair, given):
+    """Return the text with a repair's edits; None where it has no place."""
+    edits = repair.edit(given)
+    return apply_edits({edits[0].file: given.texts(edits[0].file).text}, edits)[edits[0].file] if edits else None
+
+
 EDITS = [
     (Statement("{trainer}.x = 1"), ["trainer.x = 1"], []),
     (Statement("{model}.y(1)", before="trainer"), ["model.y(1)"], []),
@@ -108,8 +119,7 @@ def test_an_edit_of_a_script(repair, there, gone, kind):
     """The text is Python still, what is not edited stays as it was, line ends too, and the edit is in its place."""
     newline = "\n" if kind == "unpacked" else "\r\n"
     given = script(SCRIPTS[kind].replace("\n", newline))
-    change = repair.change(given)
-    (text,) = change.files.values()
+    text = changed(repair, given)
     tree = ast.parse(text)
     assert all(part in text for part in there) and not any(part in text for part in gone)
     assert ("\r\n" in text) == (newline == "\r\n") and "\n" not in text.replace(newline, "")
@@ -151,7 +161,7 @@ def test_a_method_of_a_call_of_several_lines_is_found():
 def test_statements_of_several_lines():
     """A function before the training, with the script's name of its trainer, in the indent of its place."""
     given = script("def main():\n    own = f()\n    @train own.train()\n")
-    (text,) = Statement("def g():\n    return {{1: {trainer}}}\ng()").change(given).files.values()
+    text = changed(Statement("def g():\n    return {{1: {trainer}}}\ng()"), given)
     assert text == "def main():\n    own = f()\n    def g():\n        return {1: own}\n    g()\n    own.train()\n"
 
 
@@ -159,7 +169,7 @@ def test_statements_of_several_lines():
 def test_an_import_stands_behind_what_must_be_first(first):
     """In a file that imports nothing else, it stood before `from __future__`, which is an error of syntax."""
     given = script(f"{first}trainer = f()\n@train trainer.train()\n")
-    (text,) = Statement("copy.copy({trainer})", imports="import copy").change(given).files.values()
+    text = changed(Statement("copy.copy({trainer})", imports="import copy"), given)
     assert text == f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n"
     compile(text, "train.py", "exec")
 
@@ -168,149 +178,15 @@ def test_what_has_no_place_in_the_script_s_files_has_no_repair():
     """A library's own script, a trainer that is made elsewhere: nothing else is run than what a reader can apply."""
     given = script("make(peft_config=1)\n")
     repairs_of = (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))
-    assert [repair.change(given) for repair in repairs_of] == [None] * 3
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("@train make(m, a=1).train()\n", "trainer = make(m, a=1)\ntrainer.x = 1\ntrainer.train()\n"),
-        ("trainer = 1\nout = @train make(\n    m,\n).train()\n",
-         "trainer = 1\nthe_trainer = make(\n    m,\n)\nthe_trainer.x = 1\nout = the_trainer.train()\n"),
-        ("def f():\n    return @train make().train()\n",
-         "def f():\n    trainer = make()\n    trainer.x = 1\n    return trainer.train()\n"),
-        ("print(log(), @train make().train())\n", None),
-    ],
-)  # fmt: skip
-def test_a_trainer_without_a_name_gets_one(text, wanted):
-    """`GRPOTrainer(...).train()`: the patch that was written healed nothing, for a live object was changed."""
-    change = Statement("{trainer}.x = 1").change(script(text))
-    assert (change and change.files["train.py"]) == wanted
-
-
-YAML = "model: small\r\ntemperature: 0.9  # hot\r\noutput_dir: out\r\nkwargs:\r\n  a: 1\r\n"
-
-
-@pytest.mark.parametrize(
-    ("values", "wanted"),
-    [
-        ({"temperature": 1.0}, YAML.replace("0.9  #", "1.0  #")),
-        ({"beta": None, "more": {"a": False}}, YAML + 'beta: null\nmore: {"a": false}\n'),
-        ({"kwargs": {}}, None),
-    ],
-)
-def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
-    texts = {"/grpo.yaml": YAML, "/accelerate.yaml": "num_machines: 1\n"}
-    of = [repairs.EditableScript(lambda file: None, settings={name: text}) for name, text in texts.items()]
-    change = Arguments(values).change(of[0])
-    assert (change and change.files["/grpo.yaml"]) == wanted and Arguments(values).change(of[1]) is None
-
-
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        ("--output_dir out --temperature 0.9", "--output_dir out --temperature 1.0"),
-        ("--output_dir=out --temperature=0.9 x", "--output_dir=out --temperature=1.0 x"),
-        ("--output_dir 'a b'", "--output_dir 'a b' --temperature 1.0"),
-        ("--verbose", None),
-    ],
-)
-def test_arguments_of_a_command_line_are_set_there(line, wanted):
-    """`trl grpo --temperature 0.9`: the script is the library's, and the line is what a reader can change."""
-    change = Arguments({"temperature": 1.0}).change(
-        repairs.EditableScript(lambda file: None, settings={COMMAND_LINE: line})
-    )
-    assert (change and change.files[COMMAND_LINE]) == wanted
+    assert not any(repair.edit(given) for repair in repairs_of)
 
 
 def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
     """`parser.parse_args_into_dataclasses()` names no argument; sizes that are checked while they are made stay."""
     given = script("trainer = @trainer GRPOTrainer(m, args=options.training)\n")
-    (text,) = Arguments({"temperature": 1.0, "beta": 0.0}).change(given).files.values()
+    text = changed(Arguments({"temperature": 1.0, "beta": 0.0}), given)
     assert text.startswith("options.training.temperature = 1.0\noptions.training.beta = 0.0\ntrainer =")
-    assert Arguments({"num_generations": 4}).change(given) is None
-
-
-@pytest.mark.parametrize(("other", "wanted"), [("num_generations=cli.n, ", "cli.n"), ("", "4")])
-def test_an_argument_that_is_to_equal_another_is_written_as_that_one(other, wanted):
-    """So that an option of the script's command line stays an option, and changes both."""
-    given = script(f"args = @arguments GRPOConfig({other}per_device_train_batch_size=cli.batch)\n")
-    size = "per_device_train_batch_size"
-    (text,) = Arguments({size: 4}, {size: "num_generations"}).change(given).files.values()
-    assert f"{size}={wanted})" in text
-
-
-def test_edits_inside_a_function(tmp_path):
-    path = tmp_path / "rewards.py"
-    path.write_text(
-        'import re\n\ndef reward(completions, answer):\n    """Of tags."""\n'
-        '    return [re.match("a.b", c) for c in completions]\n'
-    )
-    module = {}
-    exec(compile(path.read_text(), str(path), "exec"), module)
-    given = repairs.EditableScript(lambda file: Text(file, pathlib.Path(file).read_text()))
-    texts = [
-        repair.change(given).files[str(path)].splitlines()
-        for repair in (
-            FirstLine(module["reward"], "completions = completions[:1]"),
-            AnyKeywords(module["reward"]),
-        )
-    ]
-    assert texts[0][4:6] == [
-        "    completions = completions[:1]",
-        '    return [re.match("a.b", c) for c in completions]',
-    ]
-    assert texts[1][2] == "def reward(completions, answer, **kwargs):"
-    path.write_text("\n\ndef reward(completions, *others): ...\n")
-    (text,) = AnyKeywords(module["reward"]).change(given).files.values()
-    assert text.strip() == "def reward(completions, *others, **kwargs): ..."
-
-
-OVERRIDES = """
-class Own(Base):
-    \"\"\"A trainer of its own.\"\"\"
-
-    @decorated
-    def loss(self):
-        return -1
-
-    def rewards(self):
-        return [0]
-
-
-class Short(Base):
-    def loss(self):
-        return 2
-"""
-
-
-def test_a_method_of_its_own_is_taken_out(tmp_path):
-    """The parent's runs then: one of several, both, and the only one of a class."""
-    path = tmp_path / "train.py"
-    path.write_text(OVERRIDES)
-
-    class Base:
-        def loss(self):
-            return 1
-
-        def rewards(self):
-            return [1]
-
-    def run(text):
-        module = {"Base": Base, "decorated": lambda function: function, "__name__": "train"}
-        exec(compile(text, str(path), "exec"), module)
-        return module
-
-    module = run(OVERRIDES)
-    given = repairs.EditableScript(lambda file: Text(file, pathlib.Path(file).read_text()))
-    one, both = (WithoutMethod(module["Own"], name) for name in ("loss", "rewards"))
-    for repair, wanted in ((one, (1, [0], 2)), (Together((one, both)), (1, [1], 2))):
-        (text,) = repair.change(given).files.values()
-        own, short = run(text)["Own"](), run(text)["Short"]()
-        assert (own.loss(), own.rewards(), short.loss()) == wanted and "A trainer of its own" in text
-    (text,) = WithoutMethod(module["Short"], "loss").change(given).files.values()
-    assert run(text)["Short"]().loss() == 1
-    assert Together((one, both)).change(repairs.EditableScript(lambda file: None)) is None
+    assert not Arguments({"num_generations": 4}).edit(given)
 
 
 FILES = {
@@ -363,7 +239,7 @@ def session(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
     saved = tmp_path / "session"
-    return lambda limit=60, **more: session_of(script, saved, sys._base_executable, {}, limit, **more)
+    return lambda limit=300, **more: session_of(script, saved, sys._base_executable, {}, limit, **more)
 
 
 @pytest.mark.parametrize("more", [{}, {"preload": False}, {"processes": 4}])
@@ -434,16 +310,6 @@ def named(outcome):
     return [trial.finding for trial in outcome.named]
 
 
-def test_both_findings_of_one_failure_are_told_where_nothing_is_tried():
-    """Prompts and answers that are cut are both F11."""
-    first = Answer(
-        findings=[finding("F11", None, part=part) for part in ("max_prompt_length", "max_completion_length")]
-    )
-    outcome = trials.Rounds(lambda change: first, first)
-    outcome.try_all()
-    assert [trial.finding.part for trial in outcome.suspected()] == ["max_prompt_length", "max_completion_length"]
-
-
 def test_two_failures_of_one_id_in_one_function_are_named_in_turn():
     """The second was told as the first that its repair does not heal, and then dropped for it has the same id."""
 
@@ -498,13 +364,10 @@ def test_what_hides_behind_another_is_named_in_turn():
     assert [each.failure for each in named(outcome)] == ["F2", "F3b", "F15"] and not suspected
     assert (named(outcome)[1].evidence, named(outcome)[1].tried) == ("F3b is bad", "F3b is good")
     assert [each.round for each in named(outcome)] == [1, 2, 3] and not outcome.last.error
-    assert [each.failure for each in named(outcome) if each.hidden] == ["F3b", "F15"]
 
 
-def test_two_that_one_repair_heals_are_not_told_apart():
-    """Checkpointing off takes F1 and F7 away alike: neither is named; a finer repair tells which is which."""
-    _, suspected = tried(Runs(["F1", "F7"], heals={"F1": {"F1", "F7"}, "F7": {"F1", "F7"}}))
-    assert "not told apart" in suspected["F1"] and "not told apart" in suspected["F7"]
+def test_what_is_gone_with_another_s_repair_is_told():
+    """One edit heals both: it is shown with the worse one, and the other is told to be gone with it."""
     outcome, suspected = tried(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
     assert [each.failure for each in named(outcome)] == ["F1"]
     assert suspected == {"F7": "gone with the repair of F1"}
@@ -530,20 +393,12 @@ def test_why_a_failure_is_not_named(kind):
     assert bool(outcome.notes) == (kind == "not again")
 
 
-def test_a_judge_s_own_undo_needs_a_second_run_alone():
-    first = Answer(findings=[finding("F14", None, tried="with re.DOTALL it gives 1")])
-    made = []
-    outcome = trials.Rounds(lambda change: made.append(change) or first, first)
-    outcome.try_all()
-    assert [each.failure for each in named(outcome)] == ["F14"] and made == [Change()]
-
-
-def test_a_rival_is_tried_once_and_not_in_each_round():
-    """Three failures in one run: twice without a change, each repair alone, and then one on top of the others."""
+def test_each_repair_is_tried_once():
+    """Three failures in one run: twice without a change, and then one repair on top of the others."""
     runs = Runs(["F2", "F7", "F15"])
     outcome, _ = tried(runs)
     assert [each.failure for each in named(outcome)] == ["F2", "F7", "F15"]
-    assert sorted(map(len, runs.made)) == [0, 0, 1, 1, 1, 2, 3]
+    assert list(map(len, runs.made)) == [0, 0, 1, 2, 3]
 
 
 def test_the_first_of_several_repairs_that_heals_is_taken():
@@ -591,7 +446,6 @@ EVERY_FIELD = Finding(
     changes=(Change({"train.py": "x = 1"}),),
     diff="+x",
     round=2,
-    hidden=True,
     own=True,
     mild=True,
 )
@@ -617,7 +471,6 @@ def test_an_answer_is_the_same_behind_a_pipe():
     answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects=effects)
     told = json.loads(json.dumps(answer.to_json()))
     assert Answer.from_json(told) == answer
-    assert told["findings"][0]["key"] == "F11:max_prompt_length:begin"
     for name in ("findings", "suspected", "held", "not_applicable", "not_checked"):
         told[name] = [{key: each[key] for key in ("failure", "evidence") if key in each} for each in told[name]]
     old = Answer.from_json(told)
@@ -653,7 +506,7 @@ def test_what_a_script_does_beside_its_training_is_seen(tmp_path):
     script.write_text("import os, shutil, subprocess, socket\n" + text.format(outside=outside, inside=inside))
     code = f"""
 import pathlib, sys
-from failurelab.preflight.stage import effects, own_code
+from failurelab_preflight.stage import effects, own_code
 sys.path.insert(0, {str(inside)!r})
 own = own_code.OwnCode({str(script)!r})
 effects.Effects(pathlib.Path({str(inside / "told")!r}), own, [{str(inside)!r}]).listen()
@@ -671,3 +524,143 @@ def test_what_a_repair_has_healed_is_told_by_the_same_part():
     finding = Finding("F13", "e", part="rollout_func")
     assert trials._held(finding, Answer(findings=held)) == "own"
     assert trials._held(finding, Answer(findings=held[:1])) == "whole"
+
+
+# A patch of the user's, applied in memory; and one measurement beside another.
+
+DIFF = """\
+--- a/train.py
++++ b/train.py
+@@ -2,3 +2,4 @@
+ b = 2
+
+-c = 3
++c = 4
++d = 5
+"""
+TEXT = "a = 1\nb = 2\n\nc = 3\n"
+
+
+def patched(diff, text=TEXT, folder=None, editable=lambda path: True, line="--beta 0.1"):
+    folder = folder or pathlib.Path("/nowhere")
+    return patch.apply_patch(diff, lambda path: text, [folder], line, editable).files
+
+
+@pytest.mark.parametrize(
+    ("diff", "text", "wanted"),
+    [
+        (DIFF, TEXT, "a = 1\nb = 2\n\nc = 4\nd = 5\n"),
+        (
+            "diff --git a/train.py b/train.py\n" + DIFF.replace("-2,3 +2,4", "-90,7 +1,9"),
+            TEXT,
+            "a = 1\nb = 2\n\nc = 4\nd = 5\n",
+        ),  # lines counted wrongly
+        (DIFF, TEXT.replace("\n", "\r\n"), "a = 1\r\nb = 2\r\n\r\nc = 4\r\nd = 5\r\n"),
+        (DIFF.replace("\n", "\r\n"), TEXT.rstrip("\n"), "a = 1\nb = 2\n\nc = 4\nd = 5\n"),
+        ("--- train.py\n+++ other.py\n@@ -4,0 +5 @@\n+e = 1\n", TEXT, TEXT + "e = 1\n"),
+        ("--- train.py\n+++ train.py\n@@ -1 +1 @@\n--- a\n+-- b\n", "-- a\n", "-- b\n"),
+    ],
+)
+def test_a_patch_is_applied_in_memory(diff, text, wanted, tmp_path):
+    """With the file's own line ends, where its lines stand; the file stays as it is."""
+    (tmp_path / "train.py").write_text("as it is")
+    assert patched(diff, text, tmp_path) == {str(tmp_path / "train.py"): wanted}
+    assert (tmp_path / "train.py").read_text() == "as it is"
+
+
+def test_a_patch_of_the_command_line_changes_options():
+    diff = "--- command line\n+++ command line\n@@ -1 +1 @@\n---beta 0.1\n+--beta 0.2\n"
+    assert patched(diff) == {COMMAND_LINE: "--beta 0.2"}
+
+
+@pytest.mark.parametrize(
+    ("diff", "text", "more", "said"),
+    [
+        (DIFF, "x = 1\n", {}, "'b = 2' is not where it has it"),
+        (DIFF.replace("-2,3", "-90,3"), TEXT + TEXT, {}, "stand there 2 times"),
+        (DIFF.replace("+c = 4", "+c = 3").replace("+d = 5\n", ""), TEXT, {}, "is the same with it"),
+        ("Set beta to 0.\n", TEXT, {}, "no unified diff"),
+        (DIFF.replace("--- a/train.py", "--- /dev/null"), TEXT, {}, "makes or removes b/train.py"),
+        (DIFF.replace("train.py", "gone.py"), TEXT, {}, "gone.py is not there"),
+        (DIFF, TEXT, {"editable": lambda path: False}, "cannot be edited for a run"),
+    ],
+)
+def test_a_patch_that_does_not_apply_says_why(diff, text, more, said, tmp_path):
+    (tmp_path / "train.py").touch()
+    with pytest.raises(patch.PatchError) as raised:
+        patched(diff, text, tmp_path, **more)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def measured(*findings, error="", **values):
+    return Answer(findings=list(findings), error=error, measured=values)
+
+
+BAD, GOOD = Finding("F15", "e"), Finding.held("F15", "t", "c")
+F9, F9_HELD, RATE = Finding("F9", "e"), Finding.held("F9", "e", "c"), Finding.suspected("rate", "e", "w")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (measured(BAD), measured(GOOD), {"healed": ["F15"]}),
+        (measured(BAD), measured(Finding.not_checked("F15", "w")), {"unclear": ["F15"]}),
+        (measured(BAD, F9_HELD), measured(GOOD, F9), {"unclear": ["F15"], "came": ["F9"]}),
+        (measured(BAD), measured(GOOD, RATE), {"unclear": ["F15"], "came": ["rate"]}),
+        (measured(BAD), measured(GOOD, F9), {"healed": ["F15"], "shown": ["F9"]}),
+        (measured(BAD, error="x"), measured(GOOD, RATE), {"healed": ["F15"], "shown": ["rate"]}),
+        (measured(BAD, F9), measured(GOOD, F9), {"healed": ["F15"], "stayed": ["F9"]}),
+        (measured(BAD), measured(error="y"), {"error": "y"}),
+        (measured(BAD, error="x"), measured(GOOD, error="further on"), {"healed": ["F15"]}),
+        (measured(dataclasses.replace(BAD, verdict=Verdict.NAMED)), measured(GOOD), {"healed": ["F15"]}),  # as saved
+    ],
+)
+def test_an_edit_heals_what_is_held_after_it_where_nothing_came(before, after, told):
+    """Unknown is not healed, and neither is what another failure took the place of."""
+    compared = trials.compare(before, after)
+    assert {name: value for name, value in vars(compared).items() if value and name != "figures"} == told
+
+
+def test_figures_that_an_edit_changes():
+    """By part and name; one that a second run without the edit changes too tells nothing."""
+
+    def step(cosine):
+        return Finding.held("F21", "e", "c", figures=(Quantity("step_cosine", cosine, "cosine"),))
+
+    before, after = measured(step(-1.0), beta=0.0, loss_last=1.0), measured(step(1.0), beta=0.0, loss_last=2.0)
+    again = measured(step(-1.0), beta=0.0, loss_last=1.5)
+    told = [tuple(vars(each).values()) for each in trials.compare(before, after).figures]
+    assert told == [("", "loss_last", 1.0, 2.0, "loss"), ("", "step_cosine", -1.0, 1.0, "cosine")]
+    assert [each.name for each in trials.compare(before, after, again).figures] == ["step_cosine"]
+
+
+def test_json_has_a_row_for_each_failure_and_a_key_for_each_figure():
+    answer = Answer("/home/me/train.py", {"trl": "1"}, [BAD, F9_HELD], "at /home/me", measured={"beta": 0.5})
+    told = json.loads(json.dumps(answer.to_json(texts=False)))
+    assert set(told["failures"]) == {failure.id for failure in failures.all()}
+    assert set(told["figures"]) == set(figures.table()) and told["figures"]["beta"] == 0.5
+    verdicts = {name: row["verdict"] for name, row in told["failures"].items() if row["looked_at"]}
+    assert verdicts == {"F15": "FOUND", "F9": "HELD"} and told["failures"]["F4"]["verdict"] == "NOT CHECKED"
+    assert (told["schema"], told["seed"]) == (2, 0) and told["failurelab"]
+
+
+def test_json_holds_texts_of_the_script_where_they_are_asked_for_alone():
+    private = "hf_secret"
+    texts = dict.fromkeys(("evidence", "tried", "diff", "why", "control", "repair"), private)
+    of = Finding("F9", verdict=Verdict.NAMED, place=Location(f"/{private}/train.py", 3), cut=(private,), **texts)
+    answer = Answer(
+        private,
+        {"trl": f"1.0+{private}", private: "2"},
+        [of],
+        private,
+        "",
+        [private],
+        [private],
+        [Effect("writes", private)],
+        private,
+    )
+    answer.compared = Differences(private, error=private)
+    answer.rewards = RewardTable(["reward_funcs[0] f"], [Line("right", "alone", private, [1.0])])
+    told = answer.to_json(texts=False)
+    assert private not in json.dumps(told) and told["findings"][0]["place"]["line"] == 3
+    assert Answer.from_json(told).error and private in json.dumps(answer.to_json())

@@ -13,21 +13,22 @@ import tempfile
 import time
 import types
 import unicodedata
+import zlib
 
 import datasets
 import pytest
 import trl
 from packaging.version import Version
 
-from failurelab.preflight import repairs
-from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges import batch
-from failurelab.preflight.judges.preferences import judge_preferences
-from failurelab.preflight.judges.rewards import greedy_sampling, judge_rewards
-from failurelab.preflight.judges.rows import installed_version
-from failurelab.preflight.training import Training
-from failurelab.rewards import asking, forms, patterns, references, signature, survey
-from failurelab.rewards.inputs import Inputs
+from failurelab_preflight import repairs
+from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges import batch
+from failurelab_preflight.judges.preferences import judge_preferences
+from failurelab_preflight.judges.rewards import judge_rewards
+from failurelab_preflight.judges.rows import installed_version
+from failurelab_preflight.rewards import asking, forms, patterns, references, signature, survey
+from failurelab_preflight.rewards.inputs import Inputs
+from failurelab_preflight.training import Training
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
@@ -122,18 +123,6 @@ def penalty_for_answer_alone(completions, answer, **_):
     return [-0.1 if text(c).strip() == right else 0.0 for c, right in zip(completions, answer)]
 
 
-def of_result(completions, result, **_):
-    return exact(completions, result)
-
-
-def in_tag(completions, result, **_):
-    return [float(f"<result>{right}</result>" in text(c)) for c, right in zip(completions, result)]
-
-
-def of_level(completions, level, **_):
-    return [len(text(c)) / 100 if each == "easy" else 0.0 for c, each in zip(completions, level)]
-
-
 SOUND = [exact, tagged, distance, noisy, later, Scorer(), ranked]
 
 
@@ -163,10 +152,6 @@ REMEMBERED = {}
 
 def remembered_by_prompt(prompts, completions, answer, **_):
     return [REMEMBERED.setdefault(p, exact([c], [a])[0]) for p, c, a in zip(prompts, completions, answer)]
-
-
-def first_of_batch(completions, answer, **_):
-    return [float(text(completion) == answer[0]) for completion in completions]
 
 
 def some(completions, **_):
@@ -317,155 +302,8 @@ def found(answers):
 
 
 @pytest.mark.parametrize(
-    ("function", "rows"), [(exact, PLAIN), *((function, CHAT) for function in SOUND)], ids=lambda value: str(value)[:20]
-)
-def test_functions_that_are_well_are_silent(function, rows, tokenizer):
-    """Each in both forms of a dataset; the right answer gets more, and that is told with its figure."""
-    answers = judge(function, rows, tokenizer)
-    assert not found(answers) and not [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
-    assert {answer.failure for answer in answers if answer.verdict is Verdict.HELD} == {"F10", "F14"}
-    assert any(
-        "the right answer (column answer) got" in answer.evidence
-        for answer in answers
-        if answer.verdict is Verdict.HELD
-    )
-
-
-@pytest.mark.parametrize(
-    ("function", "low", "high"), [(shorter, "192 characters", "''"), (one_line_wanted, "''", "1 for")]
-)
-def test_a_reward_without_a_reference_shows_its_direction(function, low, high, tokenizer):
-    """`abs(20 - len(completion))` pays for length (TRL #2771): nobody but its author knows whether that is wanted."""
-    answers = judge(function, CHAT, tokenizer)
-    (line,) = [answer.why for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
-    least, most = line.split("direction: ")[1].split(" characters), ", 1)
-    assert not found(answers) and high in most and low in least + " characters)"
-
-
-def of_each(pay):
-    def function(completions, **_):
-        return [float(pay(text(completion))) for completion in completions]
-
-    return function
-
-
-VALLEYS = [
-    ("20 characters", lambda c: abs(20 - len(c))),
-    ("50 characters", lambda c: (len(c.strip()) - 50) ** 2 / 100),
-    ("1500 characters", lambda c: abs(1500 - len(c)) / 100),
-    ("5 words", lambda c: abs(5 - len(c.split()))),
-    ("2 sentences", lambda c: abs(2 - len([part for part in re.split(r"[.!?]+", c) if part.strip()]))),
-    ("3 digits", lambda c: abs(3 - sum(map(str.isdigit, c)))),
-]
-NO_VALLEYS = [
-    lambda c: -abs(20 - len(c)),
-    lambda c: -len(c),
-    lambda c: 0.0 if len(c) < 100 else (100 - len(c)) / 100,  # a penalty beyond what is wanted
-    lambda c: random.random(),
-    lambda c: len(c) % 7,
-    lambda c: 10 < len(c) < 100,
-    lambda c: not 10 < len(c) < 100,
-    lambda c: abs(1 - c.count("<answer>")),  # of a pattern
-    lambda c: len(set(c.split())) / max(1, len(c.split())),
-]
-
-
-@pytest.mark.parametrize(("place", "pay"), VALLEYS, ids=[place for place, _ in VALLEYS])
-@pytest.mark.parametrize("rows", [{"prompt": PLAIN["prompt"]}, CHAT], ids=["no reference", "chat"])
-def test_a_reward_that_is_least_at_one_length_may_lack_a_minus(place, pay, rows, tokenizer):
-    """`abs(20 - len(completion))` pays for being far from what is wanted (TRL #2771)."""
-    (flag,) = [answer for answer in judge(of_each(pay), rows, tokenizer) if answer.verdict is Verdict.SUSPECTED]
-    assert flag.key == "F14:reward_funcs[0]:sign" and f"pays least at {place} (" in flag.evidence
-    turned = judge(of_each(lambda c: -pay(c)), rows, tokenizer)
-    assert not [answer for answer in turned if answer.accuses]
-
-
-@pytest.mark.parametrize("pay", NO_VALLEYS)
-def test_a_reward_of_another_shape_lacks_no_minus(pay, tokenizer):
-    answers = judge(of_each(pay), {"prompt": PLAIN["prompt"]}, tokenizer)
-    assert not [answer for answer in answers if answer.accuses]
-
-
-@pytest.mark.parametrize(("weight", "count"), [(1.0, 1), (-1.0, 0)])
-def test_a_valley_is_seen_with_its_weight_and_not_against_a_reference(weight, count, tokenizer):
-    def of_the_answer(completions, answer, **_):
-        return [float(abs(len(right) - len(text(c)))) for c, right in zip(completions, answer)]
-
-    def accused(function):
-        given = judge([function], PLAIN, tokenizer, reward_weights=[weight])
-        return [answer for answer in given if answer.accuses]
-
-    assert len(accused(of_each(VALLEYS[0][1]))) == count and not accused(of_the_answer)
-
-
-@pytest.mark.parametrize(
-    ("function", "best"),
-    [(exact, "7"), (tagged, "<reasoning>"), (lambda completions, **_: [float(len(text(c))) for c in completions], "")],
-    ids=["exact", "tagged", "length"],
-)
-def test_the_best_completion_is_an_answer(function, best, tokenizer):
-    """F11 asks whether it fits: the longest text, which a reward of length likes best, answers nothing (TRL #2771)."""
-    given = training(function, processing_class=tokenizer)
-    list(judge_rewards(given))
-    assert given.best.startswith(best) and bool(given.best) is bool(best)
-
-
-@pytest.mark.parametrize(
-    ("function", "column", "reference"),
-    [(exact, "answer", "answer"), (of_result, "result", "result"), (in_tag, "result", ""), (of_level, "result", "")],
-)
-def test_the_reference_is_the_column_whose_text_alone_is_paid(function, column, reference, tokenizer):
-    """Whatever it is called: F11 asks whether it fits. One that a completion must wrap, or no answer, is none."""
-    rows = {"prompt": PLAIN["prompt"], column: PLAIN["answer"]}
-    given = training(function, rows | {"level": ["easy"] * len(PLAIN["prompt"])}, processing_class=tokenizer)
-    list(judge_rewards(given))
-    assert given.reference == reference
-
-
-@pytest.mark.parametrize(
-    ("function", "rows", "failure", "words", "tried"),
-    [
-        (ones, PLAIN, "F10", "never reads", "lengths"),
-        (of_the_prompt, PLAIN, "F10", "one number for each prompt", "lengths"),
-        (chance, PLAIN, "F14", "never reads", ""),
-        (one_number, PLAIN, "F10", "one number for", "one at a time"),
-        (mean_of_all, PLAIN, "F10", "whole batch", "one at a time"),
-        (remembered_by_prompt, PLAIN, "F10", "whole prompt", "one at a time"),
-        (some, PLAIN, "F14", "rewards for", ""),
-        (nothing, PLAIN, "F14", "NoneType", ""),
-        (unread_numbers, WORDS, "F14", "'Paris'", "reference '7'"),
-        (lower, WORDS, "F14", "'Paris'", "'paris'"),
-        (stripped, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'", "as text"),
-        (stripped_and_short, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'", "as text"),
-        (last_number, answers_as("{} pages".format), "F14", "'7 pages'", "bare answer, '7'"),
-        (messages_as_text, CHAT, "F14", "as plain text", "plain text the same"),
-        (message_caught, CHAT, "F14", "as a message", "as a message"),
-        (another_column, PLAIN, "F14", "asks for solution", "with answer under this name"),
-        (another_key, PLAIN, "F14", "'solution'", "with answer under this name"),
-        (another_key_got, PLAIN, "F14", "'solution'", "with answer under this name"),
-        (no_kwargs, PLAIN, "F14", "takes no", "called without"),
-        (errors_paid, CHAT, "F14", "the wrong sign", "with the sign turned"),
-        (first_word, PLAIN, "F14", "an empty completion", "without those"),
-        (infinite, PLAIN, "F14", "inf", ""),
-        *([(code_alone, KINDS, "F14", "'code' is no value", "task='code'")] if MASKED else []),
-        (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
-        (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),
-    ],
-)  # fmt: skip
-def test_what_a_function_can_never_reward(function, rows, failure, words, tried, tokenizer):
-    (finding,) = found(judge(function, rows, tokenizer))
-    assert finding.failure == failure and words in finding.evidence and finding.repair.endswith(".")
-    assert tried in finding.tried and bool(finding.tried) is bool(tried)
-    if "bare answer" in tried:  # the repair says it too, for an answer with --no-try has no other line for it
-        assert tried in finding.repair.replace(":", ",")
-
-
-@pytest.mark.parametrize(
     ("function", "rows", "kind"),
     [
-        (no_kwargs, PLAIN, repairs.AnyKeywords),
-        (matches(r"<think>.*?</think>\s*<answer>.*?</answer>", 0, re.fullmatch), CHAT, repairs.DotAll),
-        (messages_as_text, CHAT, repairs.FirstLine),
         (another_key, PLAIN, repairs.Keyword),
         (infinite, PLAIN, type(None)),
     ],
@@ -473,58 +311,6 @@ def test_what_a_function_can_never_reward(function, rows, failure, words, tried,
 def test_what_can_be_edited_has_an_undo(function, rows, kind, tokenizer):
     (finding,) = found(judge([function], rows, tokenizer))
     assert type(finding.undo) is kind
-
-
-def raising(function, on):
-    """Return the reward function with an error of its own for completions that `on` is true for."""
-
-    def raises(completions, answer, **_):
-        if any(on(text(completion), right) for completion, right in zip(completions, answer)):
-            raise ValueError("not expected")
-        return function(completions=completions, prompts=list(answer), answer=answer)
-
-    return raises
-
-
-@pytest.mark.parametrize(
-    ("on", "words"),
-    [
-        (lambda said, right: not said, "an empty completion"),
-        (lambda said, right: not said.isdecimal(), "'I do not know.'"),
-        (lambda said, right: right is None, "answer='None'"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("function", "failure"), [(mean_of_all, "F10"), (one_number, "F10"), (errors_paid, "F14"), (exact, "")]
-)
-def test_an_error_for_some_completions_hides_nothing_of_the_others(on, words, function, failure, tokenizer):
-    """Each error has a line of its own, and what the function gives to the others is judged as if these were not."""
-    rows = PLAIN | {"answer": ["7", "11", None, "42"] if "None" in words else PLAIN["answer"]}
-    error, *others = found(judge(raising(function, on), rows, tokenizer))
-    assert error.failure == "F14" and error.ends and words in error.evidence and "without those" in error.tried
-    assert [finding.failure for finding in others] == [failure] * bool(failure)
-
-
-def test_an_error_of_another_type_for_some_completions_is_the_functions_own(tokenizer):
-    """A service that does not answer is asked in vain for every completion; this one fails for one of them alone."""
-
-    def no_text(completions, answer, **_):
-        if not all(map(text, completions)):
-            raise RuntimeError("no text")
-        return exact(completions, answer)
-
-    (finding,) = found(judge(no_text, tokenizer=tokenizer))
-    assert finding.ends and "no text" in finding.evidence
-
-
-def test_a_service_that_is_asked_for_some_completions_alone_is_not_here(tokenizer):
-    """What has no text gets 0 without a question: that is no error for the others of the function's own."""
-
-    def asks_a_judge(completions, **_):
-        return [no_service(completions) if text(completion) else 0.0 for completion in completions]
-
-    answers = judge(asks_a_judge, tokenizer=tokenizer)
-    assert not found(answers) and "could not be asked" in answers[0].why
 
 
 def test_reward_functions_of_one_name_are_told_apart(tokenizer):
@@ -541,29 +327,6 @@ def test_reward_functions_of_one_name_are_told_apart(tokenizer):
 
 
 OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
-
-
-@pytest.mark.parametrize(
-    ("rows", "template", "pattern", "flags", "told_by"),
-    [
-        # open-r1 #237
-        (told(R1), None, r"^<think>.*?</think><answer>.*?</answer>$", 0, "format_reward"),
-        (told(R1), None, r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S, ""),
-        # open-r1, n for a line break
-        (told(XML), None, r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S, "format_reward"),
-        (told(XML), None, r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S, ""),
-        # TRL #6966: the prompt ends with the tag
-        (CHAT, OPENED, r"^<think>.*?</think>", re.S, "'<think>\\n'"),
-        (CHAT, OPENED, r"^(<think>)?.*?</think>", re.S, ""),
-    ],
-)
-def test_a_format_that_no_completion_has(rows, template, pattern, flags, told_by, tokenizer):
-    """Beside a function that is well, the one that is dead is named, by a completion in its own form and undone."""
-    own = copy.deepcopy(tokenizer)
-    own.chat_template = template or own.chat_template
-    findings = found(judge([matches(pattern, flags), last_number], rows, own))
-    assert [finding.failure for finding in findings] == ["F14"] * bool(told_by)
-    assert all(told_by in finding.evidence and finding.tried for finding in findings)
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -598,82 +361,12 @@ def boxed(completions, answer, **_):
     return [float(re.findall(r"\\boxed\{(.*?)\}", text(c))[-1:] == [right]) for c, right in zip(completions, answer)]
 
 
-@pytest.mark.parametrize(
-    ("function", "system", "words"),
-    [
-        (marked(), MARKED, ""),  # a form with full marks has nothing that the prompt does not show
-        (marked(), MARKED.replace("begin_work", "work"), "form that the prompts show"),
-        (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE, ""),
-        (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE.replace("in one line ", ""), "line break"),
-        (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\n$", re.S), IDEA, "follows the last tag"),
-        (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\s*$", re.S), IDEA, ""),
-        # the same words, laid out otherwise than they are shown
-        (matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), IDEA, "form that the prompts show"),
-        (boxed, EXAMPLE, "form that the prompts show"),
-        (last_number, EXAMPLE, ""),
-    ],
-)
-def test_a_form_that_the_prompt_shows_is_the_one_that_is_to_be_paid(function, system, words, tokenizer):
-    findings = found(judge(function, told(system), tokenizer))
-    assert [finding.failure for finding in findings] == ["F14"] * bool(words)
-    assert all(words in finding.evidence and finding.tried for finding in findings)
-
-
 def half(completions, **_):
     scores = []
     for completion in completions:
         text(completion)
         scores.append(0.5)
     return scores
-
-
-def not_above(count):
-    def penalty(completions, **_):
-        return [-1.0 if len(text(completion)) > count else 0.0 for completion in completions]
-
-    return penalty
-
-
-@pytest.mark.parametrize(
-    ("function", "verdict"),
-    [
-        (half, Verdict.SUSPECTED),
-        (not_above(1000), Verdict.SUSPECTED),
-        (not_above(199), Verdict.NOT_CHECKED),  # the run's longest completion, with a token for each letter, has more
-        (not_above(10**7), Verdict.NOT_CHECKED),
-        (unknown_form, Verdict.NOT_CHECKED),
-    ],
-    ids=["constant", "a penalty beyond", "a penalty within", "a penalty far beyond", "unknown"],
-)
-def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict, tokenizer):
-    """One that no input decides on, and one that the run's longest completion does not reach, are constants."""
-    given = training(function, processing_class=tokenizer)
-    given.arguments["max_completion_length"] = 240
-    (answer,) = judge_rewards(given)
-    assert answer.verdict is verdict and (verdict is Verdict.NOT_CHECKED or answer.failure == "F10")
-    beside = [answer for answer in judge([function, exact], tokenizer=tokenizer) if answer.verdict is not Verdict.HELD]
-    assert [answer.verdict for answer in beside] == [Verdict.NOT_CHECKED]
-
-
-def test_a_function_of_other_messages_is_no_reader_of_plain_text(tokenizer):
-    """As plain text the empty completion alone raises nothing, and that one reward tells nothing apart."""
-
-    def tool_use(completions, **_):
-        return [0.1 * any(message["role"] == "tool" for message in each) for each in completions]
-
-    (answer,) = judge(tool_use, CHAT, tokenizer)
-    assert answer.verdict is Verdict.NOT_CHECKED
-
-
-@pytest.mark.parametrize(("scale", "verdict"), [(1e-3, Verdict.NOT_CHECKED), (1.0, Verdict.FOUND)])
-def test_chance_that_is_small_beside_the_sum_breaks_ties(scale, verdict, tokenizer):
-    """People add it so that no group is flat; as large as the others it drowns them."""
-
-    def noise(completions, **_):
-        return [scale * random.random() for _ in completions]
-
-    answers = [each for each in judge([noise, exact], tokenizer=tokenizer) if each.verdict is not Verdict.HELD]
-    assert [answer.verdict for answer in answers if answer.part == "reward_funcs[0]"] == [verdict]
 
 
 def by_prompt(completions, answer, **_):
@@ -684,51 +377,9 @@ def always_well(completions, **_):
     return [1.0 if text(completion) is not None else 0.0 for completion in completions]
 
 
-@pytest.mark.parametrize(
-    ("function", "words"), [(by_prompt, "depends on the prompt alone"), (always_well, "all get the most that it pays")]
-)
-def test_a_value_that_no_completion_decides_on_is_suspected(function, words, tokenizer):
-    """It read the completions, so "none may have its form" was said of it, and nothing was found."""
-    (answer,) = judge(function, CHAT, tokenizer)
-    assert (answer.failure, answer.verdict) == ("F10", Verdict.SUSPECTED) and words in answer.evidence
-
-
-def correctness(completions, **_):
-    return [1.0 if text(completion).strip().isdigit() else 0.0 for completion in completions]
-
-
-def format_of_answer(completions, **kwargs):
-    return correctness(completions)
-
-
-def correct_by_prompt(completions, prompts, **_):
-    return correctness(completions)
-
-
-def correct_by_others(completions, **kwargs):
-    return correctness(completions, **kwargs)
-
-
-@pytest.mark.parametrize("function", [correctness, format_of_answer, correct_by_prompt, correct_by_others])
-def test_a_function_of_right_answers_that_reads_none_is_suspected(function, tokenizer):
-    """By its name alone, so one of the form is not, nor one that may know the answer in another way."""
-    suspected = [answer for answer in judge(function, CHAT, tokenizer) if answer.verdict is Verdict.SUSPECTED]
-    assert ["no function reads answer" in answer.evidence for answer in suspected] == [True] * (function is correctness)
-    beside = judge([function, exact], CHAT, tokenizer)
-    assert not [answer for answer in beside if answer.verdict is Verdict.SUSPECTED]
-
-
 def boxed_at_the_end(completions, answer, **_):
     found = [re.search(r"The final answer is: \$\\boxed\{(.+?)\}\$", text(completion)) for completion in completions]
     return [float(bool(match) and match[1] == right) for match, right in zip(found, answer)]
-
-
-def test_a_form_whose_pieces_stand_in_the_prompt_is_shown(tokenizer):
-    """A box was read there, and not what stands around it: a healthy script was named."""
-    rows = told("Think. Finish with: The final answer is: $\\boxed{number}$.")
-    answers = judge(boxed_at_the_end, rows, tokenizer)
-    assert {answer.verdict for answer in answers} == {Verdict.HELD}
-    assert [answer.failure for answer in found(judge(boxed_at_the_end, told("Use \\boxed{}."), tokenizer))] == ["F14"]
 
 
 def talks(completions, answer, **_):
@@ -751,16 +402,6 @@ def test_no_made_up_answer_shows_what_a_function_says_to_people():
     assert not re.search("DEBUG|utf-8|Question|Extracted|Accuracy|%d", shown)
 
 
-@pytest.mark.parametrize(
-    ("read", "write"),
-    [(last_number_bare, write) for write in ("${}$", "\\boxed{{{}}}", "{} cm")] + [(last_number, "{}")],
-)
-def test_a_reference_that_is_read_bare_is_well(write, read, tokenizer):
-    """The twins of those above: no form of a reference makes a function that strips it look dead."""
-    answers = judge(read, answers_as(write.format), tokenizer)
-    assert not found(answers) and any(answer.verdict is Verdict.HELD and answer.failure == "F14" for answer in answers)
-
-
 @pytest.mark.parametrize("function", [ones, all_none, code_alone, unknown_form])
 def test_a_dead_function_beside_others_is_named_and_nothing_held_of_it(function, tokenizer):
     """A constant adds nothing to any advantage: no failure by itself, and never a clause inside of what held."""
@@ -779,61 +420,6 @@ def test_none_is_masked_by_the_releases_that_mask_it(function, tokenizer):
     assert bool(found(judge([function, last_number], KINDS, tokenizer))) is not MASKED
 
 
-@pytest.mark.skipif(not MASKED, reason="None is an error in this release")
-@pytest.mark.parametrize(("function", "dead"), [(code_alone, True), (coding_alone, False)])
-def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
-    """Every second row is of one kind: rows that are looked at in even steps would all be of the other."""
-    findings = found(judge([last_number, function], {name: 48 * values for name, values in KINDS.items()}, tokenizer))
-    assert [finding.failure for finding in findings] == ["F14"] * dead
-    assert not dead or "'coding', 'math'" in findings[0].evidence
-
-
-@pytest.mark.parametrize(
-    ("functions", "weights", "failure", "words"),
-    [
-        ([exact, exact], [1.0, -1.0], "F10", "the sum is the same"),
-        ([exact, distance], [0.0, 0.0], "F10", "the sum is the same"),
-        ([exact], [-1.0], "F14", "times its weight -1 it has the wrong sign"),
-        ([exact, shorter], [-1.0, 1.0], "", ""),  # nobody asked for right answers, as of a tutor who must not tell
-        ([exact, penalty_for_answer_alone], None, "", ""),  # a penalty that others outweigh is no wrong sign
-        ([unknown_form, penalty_for_answer_alone], None, "", ""),  # nobody knows what the other would give
-        ([last_number, in_reasoning], [1.0, -1.0], "", ""),
-        # The other function's reward may rise all the same; a weight of 0 beside another that asks is odd and no more.
-        ([exact, shorter], [0.0, 1.0], "F14", "reward_weights is 0"),
-        ([exact, distance], [0.0, 1.0], "", ""),
-        ([last_number, without_tags], [1.0, 1.0], "F14", ""),
-        ([last_number, without_tags], [1.0, -1.0], "", ""),  # a penalty need not see the form that the prompts show
-    ],
-)
-def test_functions_and_their_weights(functions, weights, failure, words, tokenizer):
-    rows = told(R1) if without_tags in functions else PLAIN
-    findings = found(judge(functions, rows, tokenizer, reward_weights=weights))
-    assert [finding.failure for finding in findings] == ([failure] if failure else [])
-    assert all(words in finding.evidence for finding in findings)
-    assert weights is None or 0.0 not in weights or not any(weights) or all(finding.tried for finding in findings)
-
-
-@pytest.mark.parametrize(
-    ("function", "clip", "verdict", "failure"),
-    [
-        (distance, (0.0, 1.0), Verdict.FOUND, "F10"),  # all rewards are below it, or its lower end
-        (distance, [-200.0, 0.0], Verdict.HELD, "F10"),
-        (distance, (-1000.0, -60.0), Verdict.SUSPECTED, "F14"),  # a right and a wrong number, and less for none
-        (shorter, (-1000.0, -900.0), Verdict.SUSPECTED, "F10"),  # of which nobody knows what is right
-        (exact, None, Verdict.HELD, "F10"),
-        (exact, 10.0, Verdict.HELD, "F10"),  # of old releases, for normalized rewards
-    ],
-)
-def test_a_range_to_which_rewards_are_clipped(function, clip, verdict, failure, tokenizer):
-    given = training(function, processing_class=tokenizer)
-    given.arguments["reward_clip_range"] = clip
-    answers = [answer for answer in judge_rewards(given) if not answer.part]
-    assert (verdict, failure) in [(answer.verdict, answer.failure) for answer in answers]
-    accused = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
-    assert len(accused) == (verdict is not Verdict.HELD)
-    assert all(answer.tried and answer.undo for answer in found(accused))
-
-
 def above_the_mean(completions, answer, **_):
     """Pay the best of a call 1, and the mean 0."""
     paid = distance(completions, answer)
@@ -841,68 +427,26 @@ def above_the_mean(completions, answer, **_):
 
 
 @pytest.mark.parametrize(
-    ("function", "device", "verdict"),
+    ("function", "device", "held"),
     [
-        (ranked, 1, Verdict.FOUND),
-        (above_the_mean, 1, Verdict.FOUND),
-        (above_the_mean, 2, Verdict.SUSPECTED),  # they differ, and pairs are compared instead of groups
-        (above_the_mean, 4, None),  # a whole group
-        (exact, 1, None),
-        (distance, 1, None),
-        (noisy, 1, None),
+        (ranked, 1, False),
+        (above_the_mean, 1, False),
+        (above_the_mean, 4, True),  # a whole group
+        (exact, 1, True),
+        (distance, 1, True),
+        (noisy, 1, True),
     ],
 )
-def test_completions_that_are_compared_in_a_part_of_their_group(function, device, verdict, tokenizer, monkeypatch):
+def test_a_function_is_called_with_as_many_completions_as_a_process_has(function, device, held, tokenizer, monkeypatch):
+    """A rank of one completion is always the best."""
     monkeypatch.setattr(batch.cuts, "counts_prompts", lambda: False)
     given = training(function, processing_class=tokenizer)
     given.arguments.update(num_generations=4, per_device_train_batch_size=device, steps_per_generation=1)
     given.world_size = 4
     answers = list(judge_rewards(given))
-    told = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
-    assert [(answer.failure, answer.verdict) for answer in told] == ([("F14", verdict)] if verdict else [])
-    held = [answer.failure for answer in answers if answer.verdict is Verdict.HELD]
-    assert ("F10" in held) is (verdict is None)
-    size = "per_device_train_batch_size"
-    undo = repairs.Arguments({size: 4}, {size: "num_generations"})
-    assert all(answer.tried and answer.undo == undo for answer in found(told))
-
-
-@pytest.mark.parametrize(
-    ("functions", "weight", "verdict"),
-    [
-        ([exact, distance], -0.1, Verdict.FOUND),  # a completion without a number gets 10
-        ([exact, distance], -0.001, Verdict.NOT_CHECKED),  # a right answer is still the best
-        ([exact, distance], 0.1, Verdict.HELD),
-        ([exact, miss], -1.0, Verdict.HELD),
-        ([exact, miss], 1.0, Verdict.FOUND),
-        ([last_number, in_reasoning], -0.5, Verdict.NOT_CHECKED),
-    ],
-)
-def test_a_negative_weight_takes_from_right_answers_or_from_wrong_ones(functions, weight, verdict, tokenizer):
-    """Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off."""
-    answers = judge(functions, tokenizer=tokenizer, reward_weights=[1.0, weight])
-    (answer,) = [
-        each
-        for each in answers
-        if each.failure == "F14" and (verdict is Verdict.HELD or each.verdict is not Verdict.HELD)
-    ]
-    assert answer.verdict is verdict
-    if verdict is Verdict.FOUND:
-        assert answer.part == "reward_funcs[1]" and "takes the lead of right answers" in answer.evidence
-        assert answer.undo == (repairs.Arguments({"reward_weights": [1.0, -weight]}) if weight < 0 else None)
-    elif verdict is Verdict.NOT_CHECKED:
-        assert answer.why.endswith(f"its weight is {weight:g}: a penalty?")
-
-
-@pytest.mark.parametrize(("weight", "held"), [(1.0, False), (0.001, True)])
-def test_nothing_is_held_where_an_empty_completion_gets_as_much(weight, held, tokenizer):
-    """Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more."""
-    answers = judge([exact, shorter], tokenizer=tokenizer, reward_weights=[1.0, weight])
-    whole = [answer for answer in answers if answer.failure == "F14" and not answer.part]
-    assert [answer.verdict for answer in whole] == [Verdict.HELD if held else Verdict.NOT_CHECKED] and not found(
-        answers
-    )
-    assert held or "answers nothing no less" in whole[0].why
+    assert not [answer for answer in answers if answer.accuses]
+    assert [answer.failure for answer in answers if answer.verdict is Verdict.HELD] == ["F10", "F14"] * held
+    assert any("completions at a time" in note for note in given.rewards.notes) is (device < 4)
 
 
 def in_each_other(completions, answer, **_):
@@ -910,50 +454,44 @@ def in_each_other(completions, answer, **_):
     return [float(text(each).strip() in right or right in text(each)) for each, right in zip(completions, answer)]
 
 
-def test_a_function_that_pays_an_empty_answer_like_the_right_one_is_suspected(tokenizer):
-    """By itself, and not by another function beside it, as a penalty for length is."""
-    suspected = [answer for answer in judge(in_each_other, tokenizer=tokenizer) if answer.verdict is Verdict.SUSPECTED]
-    assert [answer.failure for answer in suspected] == ["F14"] and "answers nothing no less" in suspected[0].evidence
-
-
-def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_needs(tokenizer):
-    """A reward for the reference's length gives right and wrong answers the same, whatever their type is."""
-    for function, answers in ((as_long_as_the_answer, [7, 11, 17, 42]), (stripped_and_short, PLAIN["answer"])):
-        assert not found(judge(function, PLAIN | {"answer": answers}, tokenizer))
-
-
 @pytest.mark.parametrize(
-    ("arguments", "suspected"),
-    [
-        ({"repetition_penalty": 1.0}, False),
-        ({"repetition_penalty": 1.1}, False),
-        ({"repetition_penalty": 2.0}, True),
-        ({"repetition_penalty": None}, False),
-        ({"repetition_penalty": 1.0, "generation_kwargs": {"repetition_penalty": 3}}, True),
-    ],
+    "asked",
+    [{"temperature": 0.01}, {"top_k": 1}, {"generation_kwargs": {"do_sample": False}}, {"repetition_penalty": 2.0}],
 )
-def test_a_penalty_that_decides_what_is_drawn(arguments, suspected, tokenizer):
-    own = training(exact, processing_class=tokenizer)
-    own.arguments |= arguments
-    assert [finding.part for finding in greedy_sampling(own)] == ["repetition_penalty"] * suspected
-
-
-@pytest.mark.parametrize(
-    ("asked", "what"),
-    [
-        ({"temperature": 0.01}, "temperature is 0.01"),
-        ({"top_k": 1, "temperature": 1.0}, "top_k is 1"),
-        ({"generation_kwargs": {"do_sample": False}}, "do_sample is False"),
-        ({"temperature": 0.3, "top_k": 50, "top_p": 0.9}, ""),
-    ],
-)
-def test_completions_that_are_all_the_same(asked, what, tokenizer):
-    """Without chance in the sampling no group has rewards that differ."""
+def test_how_tokens_are_drawn_accuses_nobody(asked, tokenizer):
+    """F10 was said of each, and of small healthy scripts whose policy was sure of its answer."""
     given = training(exact, processing_class=tokenizer)
     given.arguments.update(asked)
-    findings = found(judge_rewards(given))
-    assert [finding.failure for finding in findings] == (["F10"] if what else [])
-    assert not what or findings[0].evidence.startswith(what)
+    assert not [finding for finding in judge_rewards(given) if finding.accuses]
+
+
+def flat(completions, **_):
+    return [0.0] * len(completions)
+
+
+class PaysItself(trl.GRPOTrainer):
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "functions", "called", "accused"),
+    [
+        (trl.GRPOTrainer, [flat], {0}, ["F10"]),
+        (PaysItself, [flat], set(), []),
+        (PaysItself, [exact, flat], {0}, []),
+    ],
+)
+def test_a_function_that_the_script_s_own_method_never_calls_is_not_accused(
+    kind, functions, called, accused, tokenizer
+):
+    """F10 was SUSPECTED of a reward function that stood there because trl asks for one."""
+    given = training(functions, processing_class=tokenizer)
+    given.trainer.__class__ = kind
+    given.finished, given.called, given.own = True, called, lambda file: file == __file__
+    answers = list(judge_rewards(given))
+    assert [finding.failure for finding in answers if finding.accuses] == accused
+    assert accused or any(each.failure == "F14" and "training never called" in each.why for each in answers)
 
 
 def test_columns_that_the_trainer_drops(tokenizer):
@@ -1014,31 +552,21 @@ def never_returns(completions, **_):
 
 
 def other_process(completions, **_):
-    from failurelab.preflight.stage.processes import Stopped
+    from failurelab_preflight.stage.processes import Stopped
 
     raise Stopped("starts another process, python score.py")
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (no_service, "the judge does not answer"),
-        (no_package, "needs a_package_that_nobody_has"),
-        (no_key, "needs the environment variable KEY_OF"),
-        (no_file, "scores_that_are_not_there.txt"),
-        (exits, "SystemExit: 3"),
-        (dies, "ended its process (3)"),
-        (never_returns, "did not return within 1 seconds"),
-        (other_process, "starts another process"),
-    ],
+    "function", [no_service, no_package, no_key, no_file, exits, dies, never_returns, other_process]
 )
-def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch):
+def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch):
     if function is never_returns:
         monkeypatch.setattr(asking, "LIMIT", 1.0)
     given = training([last_number, function], CHAT, processing_class=tokenizer)
     answers = list(judge_rewards(given))
     (answer,) = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
-    assert answer.failure == "F14" and words in answer.why and function.__name__ in answer.why and not found(answers)
+    assert answer.failure == "F14" and function.__name__ in answer.why and not found(answers)
 
 
 def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch, tmp_path, capfd, gone):
@@ -1069,269 +597,6 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     assert children and gone(children) == []
 
 
-def _spread(completions, answer, **_):
-    raw = exact(completions, answer)
-    mean = sum(raw) / len(raw)
-    return mean, (sum((value - mean) ** 2 for value in raw) / len(raw)) ** 0.5, raw
-
-
-def scaled(completions, answer, **_):
-    mean, spread, raw = _spread(completions, answer)
-    return [(value - mean) / spread if spread else float("nan") for value in raw]
-
-
-def scaled_or_ended(completions, answer, **_):
-    mean, spread, raw = _spread(completions, answer)
-    return [(value - mean) / spread for value in raw]
-
-
-def scaled_well(completions, answer, **_):
-    mean, spread, raw = _spread(completions, answer)
-    return [(value - mean) / (spread + 1e-4) for value in raw]
-
-
-def near(size, pattern=r"-?\d+(?:\.\d+)?"):
-    """Return a reward for a number that is close to the reference, by a measure of the difference."""
-
-    def close(completions, answer, **_):
-        numbers = [re.findall(pattern, text(completion)) for completion in completions]
-        return [float(bool(n) and size(float(n[-1]), float(right)) < 0.5) for n, right in zip(numbers, answer)]
-
-    return close
-
-
-NUMBERS = PLAIN | {"answer": ["7", "11", "17", "-42"]}
-
-
-@pytest.mark.parametrize(
-    ("function", "rows", "fault"),
-    [
-        (near(lambda said, right: abs(said - right)), PLAIN, ""),
-        (near(lambda said, right: abs(said - right) / right), PLAIN, ""),
-        (near(lambda said, right: said - right), PLAIN, "one side"),
-        (near(lambda said, right: right - said), CHAT, "one side"),
-        (near(lambda said, right: abs(said - right)), NUMBERS, ""),
-        (near(lambda said, right: abs(said - right), r"\d+"), NUMBERS, "number"),
-        (near(lambda said, right: abs(said - right), r"\d+"), PLAIN | {"answer": ["7", "1.5", "17", "2.25"]}, "number"),
-        (near(lambda said, right: abs(said - right)), PLAIN | {"answer": ["7", "1.5", "17", "2.25"]}, ""),
-    ],
-)
-def test_numbers_that_a_function_compares_on_one_side_or_reads_in_part(function, rows, fault, tokenizer):
-    told = [answer.fault for answer in judge(function, rows, tokenizer) if answer.accuses]
-    assert told == [fault] * bool(fault)
-
-
-ALL = [str(a + b) for a in range(20) for b in range(20)]  # the answers to a dataset's rows, in its order
-SET = datasets.Dataset.from_dict({"answer": ALL})
-BY_PROMPT = dict(zip(PLAIN["prompt"], PLAIN["answer"]))
-
-
-def by_place(completions, answer, **_):
-    return [float(text(completion).strip() == right) for completion, right in zip(completions, ALL)]
-
-
-def by_row(completions, **_):
-    return [float(f"<answer>{SET[place]['answer']}</answer>" in text(each)) for place, each in enumerate(completions)]
-
-
-def by_key(completions, prompts, **_):
-    return [float(text(each) == BY_PROMPT[prompt]) for prompt, each in zip(prompts, completions)]
-
-
-def by_words(completions, answer, **_):
-    return [float(text(each) == right) + 0.1 * (text(each) in ALL[:8]) for each, right in zip(completions, answer)]
-
-
-@pytest.mark.parametrize(
-    ("function", "rows", "fault"),
-    [
-        (by_place, PLAIN, "own list"),
-        (by_place, CHAT, "own list"),
-        (by_row, told(R1), "own list"),
-        (by_key, PLAIN, ""),
-        (by_words, PLAIN, ""),
-    ],
-)
-def test_a_list_of_its_own_is_no_column(function, rows, fault, tokenizer):
-    """A call holds some rows of the dataset, each several times, so its places are not those of the list."""
-    told = [(answer.failure, answer.fault) for answer in judge(function, rows, tokenizer) if answer.accuses]
-    assert told == [("F14", fault)] * bool(fault)
-
-
-def judged(pattern):
-    """Return a reward that reads what a model says of a completion; here a text of its own stands for the model."""
-
-    def read(completions, answer, **_):
-        replies = [f"Rating: {9 if text(c).strip() == right else 2}/9" for c, right in zip(completions, answer)]
-        found = [re.search(pattern, reply) for reply in replies]
-        return [float(match[1]) if match else 0.5 for match in found]
-
-    return read
-
-
-@pytest.mark.parametrize(("function", "fault"), [(judged(r"Score: (\d)"), "reply"), (judged(r"Rating: (\d)"), "")])
-def test_a_reply_that_is_never_read(function, fault, tokenizer):
-    told = [(answer.failure, answer.fault) for answer in judge(function, CHAT, tokenizer) if answer.accuses]
-    assert told == [("F10", fault)] * bool(fault)
-
-
-def hides(read, errors=Exception):
-    """Return a reward whose own except hides what `read` raises, and pays 0 then."""
-
-    def reward(completions, answer, **columns):
-        paid = []
-        for place, (completion, right) in enumerate(zip(map(text, completions), answer)):
-            try:
-                value = read(completion, right, {name: its[place] for name, its in columns.items() if its})
-            except errors:
-                value = 0.0
-            paid.append(value)
-        return paid
-
-    return reward
-
-
-def no_copy(said, right, row):
-    return -1.0 if said in row["question"] else float(said == right)
-
-
-def undefined(said, right, row):
-    return float(said == normalized(right))  # noqa: F821
-
-
-def misfitting(said, right, row):
-    return exact([said], answer=[right], strict=True, tolerance=0)[0] + miss([said])[0]
-
-
-def in_json(said, right, row):
-    return float(json.loads(said)["unheard_of"] == right)
-
-
-def in_a_box(said, right, row):
-    return float(re.search(r"~~~(.+)~~~", said).group(1) == right)
-
-
-def as_whole_number(said, right, row):
-    return float(int(said.removeprefix("!?")) == 10**6)
-
-
-def messages_tried_first(completions, **_):
-    said = []
-    for each in completions:
-        try:
-            said.append(each[0]["content"])
-        except Exception:
-            said.append(each)
-    return [float("~~" in each) for each in said]
-
-
-def optional(said, right, row):
-    try:
-        strip = STRIP_FIRST
-    except NameError:
-        strip = False
-    return float("~~" in (said.strip() if strip else said))
-
-
-def of_a_table(said, right, row):
-    return {"unheard_of": 1.0}[re.sub(r"\W", "_", said)]
-
-
-def executed(together):
-    """Return a reward that executes a completion, and then looks into what it has defined."""
-
-    def run(said, right, row):
-        space = {}
-        exec(said, space if together else {})
-        exec("assert value", space)
-        return float(space["value"] == 8)
-
-    return run
-
-
-CODE = PLAIN | {"answer": [f"value = {answer}" for answer in (7, 8, 9, 10)]}
-
-
-@pytest.mark.parametrize(
-    ("function", "rows", "fault", "words"),
-    [
-        (hides(no_copy), CHAT, "column", "KeyError: 'question'"),
-        (hides(no_copy, KeyError), PLAIN, "column", "KeyError: 'question'"),
-        (hides(undefined), PLAIN, "swallowed", "name 'normalized' is not defined"),
-        (hides(misfitting), PLAIN, "swallowed", "missing 1 required positional argument"),
-        (hides(executed(False)), CODE, "swallowed", "name 'value' is not defined"),
-        (hides(no_copy), PLAIN | {"question": PLAIN["prompt"]}, "", ""),
-        (hides(in_json), PLAIN, "", ""),
-        (hides(in_a_box), CHAT, "", ""),
-        (hides(as_whole_number), PLAIN, "", ""),
-        (hides(optional), PLAIN, "", ""),
-        (hides(of_a_table), WORDS, "", ""),
-        (messages_tried_first, PLAIN, "", ""),
-        (hides(executed(True)), CODE, "", ""),
-    ],
-)
-def test_an_error_that_a_function_hides_itself(function, rows, fault, words, tokenizer):
-    """What no completion can help is told; a text that cannot be read is none of it."""
-    accused = [answer for answer in judge(function, rows, tokenizer) if answer.accuses]
-    assert [(answer.failure, answer.fault) for answer in accused] == [("F14", fault)] * bool(fault)
-    assert all(words in answer.evidence for answer in accused)
-
-
-def test_a_package_that_a_function_misses_and_hides_is_not_here(tokenizer):
-    def verified(said, right, row):
-        import a_package_for_mathematics
-
-        return a_package_for_mathematics.verify(said, right)
-
-    answers = judge(hides(verified), PLAIN, tokenizer)
-    assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED]
-    assert "a_package_for_mathematics, which is not installed here" in answers[0].why
-
-
-def the_draft(completions, draft, answer, **_):
-    return [5.0 if text == right else -1.0 for text, right in zip(draft, answer)]
-
-
-def hardness(completions, draft, **_):
-    return [0.0 for text in draft]
-
-
-def no_message(completions, **_):
-    return [2.0 if isinstance(completion, list) else 0.0 for completion in completions]
-
-
-def of_64_letters(completions, **_):
-    return [-1.0 if len(text(completion)) > 64 else 0.0 for completion in completions]
-
-
-def paid_for_length(completions, **_):
-    return [1.0 if len(text(completion)) > 64 else 0.0 for completion in completions]
-
-
-DRAFTS = CHAT | {"draft": ["7", "12", "17", "40"]}
-
-
-@pytest.mark.parametrize(
-    ("functions", "limit", "parts"),
-    [
-        ([the_draft, no_message, of_64_letters], 8, ["reward_funcs[0]", ""]),
-        ([the_draft, exact], 8, ["reward_funcs[0]"]),
-        ([no_message, of_64_letters], 8, [""]),
-        ([hardness, exact], 8, []),
-        ([exact, of_64_letters], 8, []),
-        ([no_message, of_64_letters], 128, []),
-        ([tagged, of_64_letters], 8, []),  # what it pays needs more room
-        ([unknown_form, of_64_letters], 8, []),
-        ([paid_for_length], 8, []),
-    ],
-)
-def test_what_is_left_of_the_sum_within_the_length_that_is_drawn(functions, limit, parts, tokenizer):
-    given = training(functions, DRAFTS, processing_class=tokenizer)
-    given.arguments["max_completion_length"] = limit
-    accused = [answer for answer in judge_rewards(given) if answer.accuses]
-    assert [(answer.failure, answer.part) for answer in accused] == [("F10", part) for part in parts]
-
-
 def in_both(prompts, completions, answer, **_):
     said = ["".join(m["content"] for m in prompt) + text(c) for prompt, c in zip(prompts, completions)]
     found = [re.search(r"<answer>(.*?)</answer>", both) for both in said]
@@ -1348,32 +613,12 @@ def paid_for_wrong(completions, answer, **_):
     return [(-1.0 if said.strip().endswith(right) else 1.0) - len(said) / 1e3 for said, right in pairs]
 
 
-def as_text(completions, answer, **_):
-    return [float(text(completion).strip() == str(right)) for completion, right in zip(completions, answer)]
-
-
 def as_number(completions, answer, **_):
     pairs = zip(map(text, completions), answer)
     return [float(said.strip().replace(".", "").isdigit() and float(said) == right) for said, right in pairs]
 
 
 FLOATS = CHAT | {"answer": [7.0, 11.0, 17.0, 42.0]}
-
-
-@pytest.mark.parametrize(
-    ("functions", "rows", "fault", "words"),
-    [
-        ([in_both], told("Write <answer>it</answer>."), "form", "stands in the prompt"),
-        ([exact, ended], CHAT, "form", "'<|im_end|>', a special token"),
-        ([paid_for_wrong], CHAT, "sign", "the wrong sign"),
-        ([as_text], FLOATS, "float", "is a float"),
-        ([as_number], FLOATS, "", ""),
-    ],
-)
-def test_what_leaves_a_right_answer_unpaid(functions, rows, fault, words, tokenizer):
-    accused = [answer for answer in judge(functions, rows, tokenizer) if answer.accuses]
-    assert [answer.fault for answer in accused] == [fault] * bool(fault)
-    assert all(words in answer.evidence for answer in accused)
 
 
 def cutting(completions, answer, **_):
@@ -1389,21 +634,6 @@ def using_up(completions, answer, **_):
 
 def cutting_copies(completions, answer, **kwargs):
     return cutting([[dict(completion[0])] for completion in completions], answer)
-
-
-@pytest.mark.parametrize(
-    ("functions", "part"),
-    [
-        ([cutting, exact], "reward_funcs[0]"),
-        ([exact, using_up, exact], "reward_funcs[1]"),
-        ([exact, cutting], ""),
-        ([cutting_copies, exact], ""),
-    ],
-)
-def test_what_a_function_leaves_to_those_after_it(functions, part, tokenizer):
-    """All of them are handed the same lists, one after another."""
-    told = [answer.part for answer in judge(functions, CHAT, tokenizer) if answer.fault == "in place"]
-    assert told == [part] * bool(part)
 
 
 def remembering(kept):
@@ -1423,24 +653,8 @@ def counting(completions, answer, calls=[0], **_):  # noqa: B006
     return [value * calls[0] for value in exact(completions, answer)]
 
 
-@pytest.mark.parametrize(
-    ("function", "fault"),
-    [
-        (scaled, "" if MASKED else "no number"),
-        (scaled_or_ended, "no number"),
-        (scaled_well, ""),
-        (remembering(set()), "memory"),
-        (counting, ""),
-    ],
-)
-def test_what_a_function_makes_of_a_whole_call(function, fault, tokenizer):
-    """A call whose completions are all the same comes early in a run, and a second call in any."""
-    told = [answer.fault for answer in judge(function, tokenizer=tokenizer) if answer.accuses]
-    assert told == [fault] * bool(fault)
-
-
-def test_a_function_that_is_well_is_called_in_five_processes(tokenizer):
-    """Once, once more twice, for what it keeps from call to call, of one text, of numbers, and of asides."""
+def test_how_often_a_function_that_is_well_is_called(tokenizer):
+    """Once, and once more twice, for what it keeps from call to call."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -1449,7 +663,7 @@ def test_a_function_that_is_well_is_called_in_five_processes(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "111111"
+    assert calls.read_text() == "111"
 
 
 def last_block(completions, answer, **_):
@@ -1482,22 +696,6 @@ QUERY = "Think first. Then write your query:\n```sql\n-- your query here\n```"
 
 def in_plain_text(completions, answer, **_):
     return [0.0 if "```sql" in text(each) else float(right in text(each)) for each, right in zip(completions, answer)]
-
-
-@pytest.mark.parametrize(
-    ("function", "system", "words"),
-    [
-        (sql_block, QUERY, ""),
-        (last_block, QUERY, ""),
-        (boxed, QUERY, "form that the prompts show"),
-        (boxed, "Box the answer. Given is this code:\n```python\nprint(3)\n```", ""),  # a question's block
-        (in_plain_text, "Write one sql query, in plain text.", ""),
-    ],
-)
-def test_a_fenced_block_is_shown_where_the_prompt_leaves_a_place_in_it(function, system, words, tokenizer):
-    """A function that wants no block was named for the word `sql`, which stood in its prompt."""
-    findings = found(judge(function, told(system), tokenizer))
-    assert [words in finding.evidence for finding in findings] == [True] * bool(words)
 
 
 def test_forms_are_read_off_a_function():
@@ -1608,46 +806,11 @@ def test_another_way_to_write_a_choice_is_no_wrong_one(few):
     assert references.other_answer("yes", few) == "no"
 
 
-def test_rows_whose_right_answer_is_not_told_are_named(tokenizer):
-    """Compared with the first row's reference: the others' right answers get what wrong ones get."""
-    (answer,) = [each for each in judge(first_of_batch, tokenizer=tokenizer) if each.verdict is Verdict.SUSPECTED]
-    assert "for 3 of 4 rows" in answer.evidence and answer.key == "F14:reward_funcs[0]:first row"
-
-
-def test_a_function_that_the_trainer_never_called_is_told(tokenizer):
-    given = training([shorter, exact], processing_class=tokenizer)
-    given.called = {0}
-    findings = found(judge_rewards(given))
-    assert [(each.failure, each.part) for each in findings] == [("F14", "reward_funcs[1]")]
-    assert (
-        "2 functions given, 1 called" in findings[0].evidence and given.rewards.functions[1] == "reward_funcs[1] exact"
-    )
-
-
-def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
-    """Which of them a source line belongs to is unknown, so nothing is said of what they read."""
-    pair = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
-    (answer,) = judge(pair[0], tokenizer=tokenizer)
-    assert answer.verdict is Verdict.NOT_CHECKED
-    assert not found(judge(pair[1], tokenizer=tokenizer))
-
-
 def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
     """Whatever comes back as different: here the function that is planted differs."""
-    monkeypatch.setattr("failurelab.rewards.survey.one_for_all", exact)
+    monkeypatch.setattr("failurelab_preflight.rewards.survey.one_for_all", exact)
     answers = [answer for answer in judge(exact) if answer.failure == "F10"]
     assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED] and "is not seen as equal" in answers[0].why
-
-
-@pytest.mark.parametrize("answers", [[{"v": "7"}, {"v": "8"}, {"v": "9"}, {"v": "4"}], [None] * 4])
-def test_a_reference_without_a_text_is_told(answers, tokenizer):
-    """A dict or nothing: such a column is compared with a text, and never matches."""
-
-    def compares(completions, answer, **_):
-        return [float(text.strip() == str(right)) for text, right in zip(completions, answer)]
-
-    (finding,) = found(judge(compares, {**PLAIN, "answer": answers}, tokenizer))
-    assert finding.failure == "F14" and f"answer is {type(answers[0]).__name__}" in finding.evidence
 
 
 class Judge:
@@ -1674,37 +837,54 @@ def by_length(judge, prompts, completions):
     return [int(len(two) > len(one)) for one, two in completions]
 
 
+def by_exact_text(judge, prompts, completions):
+    """Decide where one of both is the bare answer: of the other forms it says nothing, and takes the first."""
+    right = [judge.answers[prompt] for prompt in prompts]
+    return [int(right != one.strip() and right == two.strip()) for right, (one, two) in zip(right, completions)]
+
+
+def by_hash(judge, prompts, completions):
+    """Decide each pair, the same in both orders, by what has nothing to do with the answer."""
+    return [int(zlib.crc32(two.encode()) > zlib.crc32(one.encode())) for one, two in completions]
+
+
 def of(rank):
     return lambda judge, prompts, completions: [rank] * len(prompts)
 
 
 @pytest.mark.parametrize(
-    ("rank", "rows", "verdict", "fault", "words"),
+    ("rank", "rows", "verdict", "fault"),
     [
-        (by_answer, PLAIN, Verdict.HELD, "", "the right one of"),
-        (by_answer, CHAT, Verdict.FOUND, "look-up", "up in self.answers"),
-        (lambda *given: by_answer(*given, without_roles), CHAT, Verdict.HELD, "", "the right one of"),
-        (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign", "takes the wrong one"),
-        (of(0), PLAIN, Verdict.SUSPECTED, "order", "takes the first each time"),
-        (by_length, PLAIN, Verdict.SUSPECTED, "order", "takes the first each time"),
-        (of(-1), PLAIN, Verdict.SUSPECTED, "", "fails (-1)"),
-        (of(0.7), PLAIN, Verdict.FOUND, "", "0.7 among its ranks"),
-        (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, "", "a list of 1"),
-        (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, "", "ZeroDivisionError"),
+        (by_answer, PLAIN, Verdict.HELD, ""),
+        (by_answer, CHAT, Verdict.SUSPECTED, "order"),
+        (lambda *given: by_answer(*given, without_roles), CHAT, Verdict.HELD, ""),
+        (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign"),
+        (by_exact_text, PLAIN, Verdict.NOT_CHECKED, ""),
+        (of(0), PLAIN, Verdict.SUSPECTED, "order"),
+        (of(-1), PLAIN, Verdict.SUSPECTED, ""),
+        (of(0.7), PLAIN, Verdict.FOUND, ""),
+        (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, ""),
+        (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, ""),
         (
             lambda judge, prompts, completions: [random.SystemRandom().randint(0, 1) for _ in prompts],
-            PLAIN, Verdict.SUSPECTED, "", "when it is asked again",
+            PLAIN, Verdict.SUSPECTED, "",
         ),
     ],
 )  # fmt: skip
-def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault, words):
+def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault):
     """A judge was not asked at all: one that looked its prompts up in vain trained on the order of the pairs."""
-    rows = datasets.Dataset.from_dict({"prompt": rows["prompt"]})
+    rows = datasets.Dataset.from_dict({"prompt": rows["prompt"], "answer": PLAIN["answer"]})
     trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
     (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
     assert (answer.key, answer.verdict) == (f"F14:judge{':' * bool(fault)}{fault}", verdict)
-    assert words in f"{answer.evidence}{answer.why}"
-    assert bool(answer.tried) is (fault in ("look-up", "sign"))
+    assert bool(answer.tried) is (fault == "sign")
+
+
+def test_a_judge_that_decides_by_something_else_does_not_hold():
+    rows = datasets.Dataset.from_dict({"prompt": PLAIN["prompt"], "answer": PLAIN["answer"]})
+    trainer = types.SimpleNamespace(judge=Judge(by_hash), reward_funcs=None)
+    (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
+    assert answer.verdict in (Verdict.NOT_CHECKED, Verdict.FOUND)
 
 
 def test_a_judge_without_references_is_asked_about_texts_that_differ():
@@ -1724,57 +904,25 @@ def as_texts(completions, answer, **_):
     return [str(value) for value in own_reference(completions, answer)]
 
 
+def first_of_batch(completions, answer, **_):
+    return [float(text(completion) == answer[0]) for completion in completions]
+
+
 @pytest.mark.parametrize(
     ("function", "mark", "fault", "verdict"),
     [
         (as_texts, "", "count", "FOUND"),
-        (own_reference, "First add.\n#### ", "reference", "FOUND"),
         (own_reference, "", "", "HELD"),
+        (own_reference, "First add.\n#### ", "reference", "FOUND"),
+        (first_of_batch, "", "", "NOT CHECKED"),
     ],
 )
 def test_what_looked_well_and_is_not(function, mark, fault, verdict):
-    """Each was HELD: a text that reads as a number, and a whole solution as the answer."""
+    """Each was HELD: a text that reads as a number, a whole solution as the answer, and one row's answer for all."""
     rows = [{"prompt": text, "answer": mark + answer} for text, answer in zip(PLAIN["prompt"], PLAIN["answer"])]
-    table = survey.survey([function], Inputs(rows, ["answer"])).table
-    assert (fault, verdict) in [(flag.fault, flag.verdict) for flag in table.flags]
-
-
-def anywhere(completions, answer, **_):
-    return [float(right.lower() in text(each).lower()) for each, right in zip(completions, answer)]
-
-
-def first_number(completions, answer, **_):
-    return [float(re.findall(r"\d+", text(each))[:1] == [right]) for each, right in zip(completions, answer)]
-
-
-def last_number(completions, answer, **_):
-    return [float(re.findall(r"\d+", text(each))[-1:] == [right]) for each, right in zip(completions, answer)]
-
-
-REVIEWS = {"prompt": ["I liked it. Positive or negative?", "I slept. Positive or negative?"] * 2}
-REVIEWS["answer"] = ["positive", "negative"] * 2
-ECHO = {"prompt": ["Say Paris.", "Say Rome.", "Say Lima.", "Say Bonn."], "answer": ["Paris", "Rome", "Lima", "Bonn"]}
-
-
-@pytest.mark.parametrize(
-    ("function", "rows", "accused", "noted"),
-    [
-        (anywhere, PLAIN, False, True),
-        (anywhere, CHAT, False, True),
-        (anywhere, REVIEWS, True, False),
-        (anywhere, ECHO, False, True),  # the prompt is what is to be said
-        (first_number, CHAT, False, True),
-        (last_number, CHAT, False, False),
-        (exact, REVIEWS, False, False),
-        (exact, PLAIN, False, False),
-    ],
-)
-def test_an_answer_that_is_mentioned_on_the_way(function, rows, accused, noted, tokenizer):
-    """Many functions that look for it anywhere train well: suspected alone where a copy of the prompt is paid."""
-    given = training(function, rows, processing_class=tokenizer)
-    suspected = [answer for answer in judge_rewards(given) if answer.verdict is not Verdict.HELD]
-    assert [(answer.verdict, answer.fault) for answer in suspected] == [(Verdict.SUSPECTED, "copy")] * accused
-    assert any("mentions the right one" in note for note in given.rewards.notes) is noted
+    table = survey.survey([function], Inputs(rows, ["answer"]))
+    (flag,) = [flag for flag in table.flags if flag.failure == "F14"]
+    assert (fault, verdict) == (flag.fault, flag.verdict)
 
 
 def by_the_rollout(completions, final, answer, **_):
@@ -1789,3 +937,246 @@ def test_what_a_rollout_function_hands_on_cannot_be_made_up(functions, tokenizer
     answers = list(judge_rewards(given))
     assert {answer.verdict for answer in answers} <= {Verdict.HELD, Verdict.NOT_CHECKED}
     assert any("reads final" in answer.why for answer in answers)
+
+
+class Case:
+    """What is said of reward functions, as `in_short` writes it; `options` are for `training`.
+
+    A fork of this large process takes as long as all else: a function that keeps nothing is called in this process.
+    """
+
+    def __init__(self, said, functions, rows=PLAIN, template=None, keeps=False, **options):
+        self.said, self.rows, self.template, self.keeps, self.options = said, rows, template, keeps, options
+        self.functions = functions if isinstance(functions, list) else [functions]
+
+    def __str__(self):
+        return "-".join(getattr(function, "__name__", "scorer") for function in self.functions)
+
+
+def in_short(answers):
+    """Return verdicts: the failure and its fault, which function has it, whether an undo was tried, and if it ends."""
+    lines = []
+    for each in answers:
+        fault, place = f":{each.fault}" * bool(each.fault), each.part.replace("reward_funcs[", " @").replace("]", "")
+        undone = " tried" * bool(each.tried) + " ends" * each.ends
+        lines.append(f"{each.verdict.value} {each.failure}{fault}{place}{undone}")
+    return ", ".join(sorted(lines))
+
+
+def raising(on, function):
+    """Return the reward function with an error of its own for completions that `on` is true for."""
+
+    def raises(completions, answer, **_):
+        if any(on(text(completion), right) for completion, right in zip(completions, answer)):
+            raise ValueError("not expected")
+        return function(completions=completions, prompts=list(answer), answer=answer)
+
+    return raises
+
+
+def no_text(completions, answer, **_):
+    if not all(map(text, completions)):
+        raise RuntimeError("no text")
+    return exact(completions, answer)
+
+
+def asks_a_judge(completions, **_):
+    return [no_service(completions) if text(completion) else 0.0 for completion in completions]
+
+
+def tool_use(completions, **_):
+    return [0.1 * any(message["role"] == "tool" for message in each) for each in completions]
+
+
+def noise(scale):
+    def noise(completions, **_):
+        return [scale * random.random() for _ in completions]
+
+    return noise
+
+
+def compares(completions, answer, **_):
+    return [float(text.strip() == str(right)) for text, right in zip(completions, answer)]
+
+
+NUMBERS = PLAIN | {"answer": [7, 11, 17, 42]}
+MISSING = PLAIN | {"answer": ["7", "11", None, "42"]}
+LATER = {name: 48 * values for name, values in KINDS.items()}
+FINAL = "Think. Finish with: The final answer is: $\\boxed{number}$."
+R1_TAGS, XML_TAGS = r"^<think>.*?</think>\s*<answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
+IDEA_TAGS = r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>"
+NOTE_TAGS = r"^<note>.*?</note>\s*<out>.*?</out>$"
+PAIR = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
+WELL = "HELD F10, HELD F14"
+FORM = "FOUND F14:form @0 tried, HELD F10"
+WELL_BUT_1 = "HELD F10, HELD F14, NOT CHECKED F14 @1"
+WELL_BUT_0 = "HELD F10, HELD F14, NOT CHECKED F14 @0"
+REFERENCE = "FOUND F14:reference @0 tried"
+SIGN = "FOUND F14:sign @0 tried, HELD F10"
+UNKNOWN = "NOT CHECKED F14 @0"
+CASES = [
+    # The right answer gets more, in both forms of a dataset.
+    Case(WELL, exact),
+    *(Case(WELL, function, CHAT) for function in SOUND),
+    # No form of a reference makes a function that strips it look dead.
+    *(Case(WELL, last_number_bare, answers_as(write.format)) for write in ("${}$", "\\boxed{{{}}}", "{} cm")),
+    # A reward for the reference's length gives right and wrong answers the same, whatever their type is.
+    Case("HELD F10, NOT CHECKED F14 @0", as_long_as_the_answer, NUMBERS),
+    # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
+    Case("HELD F10, NOT CHECKED F14 @0", shorter, CHAT),
+    Case("HELD F10, NOT CHECKED F14 @0", one_line_wanted, CHAT),
+    Case(WELL_BUT_0, stripped_and_short),
+    # What a function can never reward, and what was measured with that undone.
+    Case("FOUND F10:unread @0 tried", ones),
+    Case("FOUND F10:unread @0 tried", of_the_prompt),
+    Case("FOUND F14:chance @0, HELD F10", chance),
+    Case("FOUND F10:one number @0 tried", one_number),
+    Case("FOUND F10:batch @0 tried", mean_of_all),
+    Case("FOUND F10:batch @0 tried", remembered_by_prompt, keeps=True),
+    Case("FOUND F14:count @0 ends", some),
+    Case("FOUND F14:count @0 ends", nothing),
+    Case(REFERENCE, unread_numbers, WORDS),
+    Case(REFERENCE, lower, WORDS),
+    Case(REFERENCE, stripped, NUMBERS),
+    Case("FOUND F14:reference @0 tried, HELD F10", stripped_and_short, NUMBERS),
+    Case(REFERENCE, compares, PLAIN | {"answer": [{"v": "7"}, {"v": "8"}, {"v": "9"}, {"v": "4"}]}),
+    Case(REFERENCE, compares, PLAIN | {"answer": [None] * 4}),
+    Case(REFERENCE, last_number, answers_as("{} pages".format)),
+    Case("FOUND F14:form @0 tried", messages_as_text, CHAT),
+    Case("FOUND F14:form @0 tried", message_caught, CHAT),
+    Case("FOUND F14:column @0 tried ends", another_column),
+    Case("FOUND F14:column @0 tried ends", another_key),
+    Case("FOUND F14:column @0 tried", another_key_got),
+    Case("FOUND F14:keywords @0 tried ends", no_kwargs),
+    Case(SIGN, errors_paid, CHAT),
+    Case(SIGN, paid_for_wrong, CHAT),
+    Case("FOUND F14:raises @0 tried ends, HELD F10, NOT CHECKED F14 @0", first_word),
+    Case("FOUND F14:no number @0", infinite),
+    Case("FOUND F14:pattern @0 tried", code_alone, KINDS),
+    Case(FORM, json_reward("result"), told('JSON only: {"solution": <number>}')),
+    Case(SIGN, matches(r"(?!<think>|.*<answer>)"), told(R1)),
+    # An error for some completions hides nothing of what is given to the others. One of another type is the function's
+    # own too. A service that is not here is asked in vain.
+    Case("FOUND F14:raises @0 tried ends, HELD F10", raising(lambda said, right: not said, exact)),
+    Case(
+        "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends", raising(lambda said, right: not said, mean_of_all)
+    ),
+    Case(
+        "FOUND F10:one number @0 tried, FOUND F14:raises @0 tried ends",
+        raising(lambda said, right: not said, one_number),
+    ),
+    Case(
+        "FOUND F14:raises @0 tried ends, FOUND F14:sign @0 tried, HELD F10",
+        raising(lambda said, right: not said, errors_paid),
+    ),
+    Case(
+        "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends",
+        raising(lambda said, right: not said.isdecimal(), mean_of_all),
+    ),
+    Case(
+        "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends",
+        raising(lambda said, right: right is None, mean_of_all),
+        MISSING,
+    ),
+    Case("FOUND F14:raises @0 tried ends, HELD F10", no_text),
+    Case(UNKNOWN, asks_a_judge),
+    # A format that no completion has, beside a function that is well: open-r1 #237, and its n for a line break; and TRL
+    # #6966, where the prompt ends with the tag.
+    Case("FOUND F14:line breaks @0 tried, HELD F10", [matches(R1_TAGS.replace(r"\s*", "")), last_number], told(R1)),
+    Case(WELL, [matches(R1_TAGS, re.S), last_number], told(R1)),
+    Case(FORM, [matches(XML_TAGS + r"</answer>\s*$", re.S), last_number], told(XML)),
+    Case(
+        WELL,
+        [matches(XML_TAGS.replace("?n<", r"?\n<") + r"</answer>\s*$", re.S), last_number],
+        told(XML),
+    ),
+    Case(FORM, [matches(r"^<think>.*?</think>", re.S), last_number], CHAT, OPENED),
+    Case(WELL_BUT_0, [matches(r"^(<think>)?.*?</think>", re.S), last_number], CHAT, OPENED),
+    # A form that the prompt shows is to be paid; the same words laid out otherwise are another form.
+    Case(WELL, marked(), told(MARKED)),
+    Case(FORM, marked(), told(MARKED.replace("begin_work", "work"))),
+    Case("HELD F10, NOT CHECKED F14 @0", matches(NOTE_TAGS), told(ONE_LINE)),
+    Case("FOUND F14:line breaks @0 tried, HELD F10", matches(NOTE_TAGS), told(ONE_LINE.replace("in one line ", ""))),
+    Case("FOUND F14:last line break @0 tried, HELD F10", matches(IDEA_TAGS + r"\n$", re.S), told(IDEA)),
+    Case("HELD F10", matches(IDEA_TAGS + r"\s*$", re.S), told(IDEA)),
+    Case(FORM, matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), told(IDEA)),
+    Case(FORM, boxed, told(EXAMPLE)),
+    Case(WELL, last_number, told(EXAMPLE)),
+    Case(WELL, boxed_at_the_end, told(FINAL)),
+    Case(FORM, boxed_at_the_end, told("Use \\boxed{}.")),
+    Case("FOUND F14:form @0 tried", in_both, told("Write <answer>it</answer>.")),
+    Case("FOUND F14:form @1 tried, HELD F10", [exact, ended], CHAT),
+    Case(WELL, as_number, FLOATS),
+    # A fenced block: not where it is a part of the question.
+    Case(WELL, sql_block, told(QUERY)),
+    Case(WELL, last_block, told(QUERY)),
+    Case(FORM, boxed, told(QUERY)),
+    Case(WELL, boxed, told("Box the answer. Given is this code:\n```python\nprint(3)\n```")),
+    Case(WELL, in_plain_text, told("Write one sql query, in plain text.")),
+    # A constant, and a form that nobody thought of.
+    Case("SUSPECTED F10 @0", half),
+    Case("HELD F10, HELD F14, NOT CHECKED F10 @0", [half, exact]),
+    Case(UNKNOWN, unknown_form),
+    Case(WELL_BUT_0, [unknown_form, exact]),
+    Case(UNKNOWN, tool_use, CHAT),
+    Case("SUSPECTED F10 @0", by_prompt, CHAT),
+    Case("SUSPECTED F10 @0", always_well, CHAT),
+    Case("HELD F10, SUSPECTED F14", in_each_other),
+    # Two lambdas of one line: which of them the line belongs to is unknown, so nothing is said of what they read.
+    Case(UNKNOWN, PAIR[0]),
+    Case("HELD F10, NOT CHECKED F14 @0", PAIR[1]),
+    # Chance that breaks ties, and chance that drowns the others.
+    Case(WELL_BUT_0, [noise(1e-3), exact]),
+    Case("FOUND F14:chance @0, HELD F10", [noise(1.0), exact]),
+    # Every second row is of one kind: rows that are looked at in even steps would all be of the other.
+    Case("FOUND F14:pattern @1 tried, HELD F10", [last_number, code_alone], LATER),
+    Case(WELL_BUT_1, [last_number, coding_alone], LATER),
+    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A penalty that others outweigh
+    # is no wrong sign. A weight of 0 beside another that asks is odd and no more.
+    Case("FOUND F10, NOT CHECKED F14 @1", [exact, exact], reward_weights=[1.0, -1.0]),
+    Case("FOUND F10", [exact, distance], reward_weights=[0.0, 0.0]),
+    Case(SIGN, [exact], reward_weights=[-1.0]),
+    Case("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[-1.0, 1.0]),
+    Case(WELL_BUT_1, [exact, penalty_for_answer_alone]),
+    Case("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [unknown_form, penalty_for_answer_alone]),
+    Case(WELL_BUT_1, [last_number, in_reasoning], reward_weights=[1.0, -1.0]),
+    Case(WELL_BUT_1, [last_number, in_reasoning], reward_weights=[1.0, -0.5]),
+    Case("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[0.0, 1.0]),
+    Case(WELL, [exact, distance], reward_weights=[0.0, 1.0]),
+    Case("FOUND F14:sign @1 tried, HELD F10", [last_number, without_tags], told(R1), reward_weights=[1.0, 1.0]),
+    Case(WELL_BUT_1, [last_number, without_tags], told(R1), reward_weights=[1.0, -1.0]),
+    # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
+    Case("FOUND F14:sign @1 tried, HELD F10", [exact, distance], reward_weights=[1.0, -0.1]),
+    Case(WELL_BUT_1, [exact, distance], reward_weights=[1.0, -0.001]),
+    Case(WELL, [exact, distance], reward_weights=[1.0, 0.1]),
+    Case(WELL, [exact, miss], reward_weights=[1.0, -1.0]),
+    Case("FOUND F14:sign @1 tried, HELD F10", [exact, miss], reward_weights=[1.0, 1.0]),
+    # Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more.
+    Case("HELD F10, NOT CHECKED F14, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[1.0, 1.0]),
+    Case(WELL_BUT_1, [exact, shorter], reward_weights=[1.0, 0.001]),
+    # What a function leaves to those after it, which get the same lists, and what it keeps from call to call.
+    Case("HELD F10, SUSPECTED F14:in place @0", [cutting, exact], CHAT),
+    Case("HELD F10, SUSPECTED F14:in place @1", [exact, using_up, exact], CHAT),
+    Case(WELL, [exact, cutting], CHAT),
+    Case(WELL, [cutting_copies, exact], CHAT),
+    Case("SUSPECTED F14:memory @0", remembering(set())),
+    Case(WELL, counting),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_is_said_of_reward_functions(case, tokenizer, monkeypatch):
+    """Each kind of function that people write, in a line of verdicts; words are the goldens'."""
+    fork, ask = asking.in_fork, asking.Asker.ask
+
+    def ask_here(asker, make, count, prepare=None, size=0):
+        with pytest.MonkeyPatch.context() as forks:
+            if prepare or case.keeps:
+                forks.setattr(asking, "in_fork", fork)
+            return ask(asker, make, count, prepare, size)
+
+    monkeypatch.setattr(asking, "in_fork", lambda call, limit: call())
+    monkeypatch.setattr(asking.Asker, "ask", ask_here)
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = case.template or own.chat_template
+    assert in_short(judge(case.functions, case.rows, own, **case.options)) == case.said

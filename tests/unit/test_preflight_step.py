@@ -1,7 +1,9 @@
 """Preflight's judge of the gradient: a step beside the textbook, its controls, and what is cut for it."""
 
 import copy
+import functools
 import importlib.metadata
+import itertools
 import json
 import types
 
@@ -10,19 +12,18 @@ import torch
 import transformers
 import trl
 from injected import late_scores
-from steps import before, has, online_dpo, planted, trainer
+from steps import SUMS, OnlineDPOTrainer, before, has, online_dpo, planted, trainer
 
 from failurelab import textbook
 from failurelab.handles import keep_random_state
-from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges import textbook as textbook_judge
-from failurelab.preflight.judges.padding import PaddingJudge, count_padding
-from failurelab.preflight.judges.sampler import SamplerJudge
-from failurelab.preflight.judges.textbook import StepJudge
-from failurelab.preflight.stage import cuts
-from failurelab.preflight.stage.rewards import substitute_rewards
-from failurelab.preflight.training import Training
 from failurelab.textbook import suspects
+from failurelab.textbook.rows import Row
+from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges import textbook as textbook_judge
+from failurelab_preflight.judges.textbook import SHORT_ENDS, StepJudge
+from failurelab_preflight.stage import cuts
+from failurelab_preflight.stage.rewards import substitute_rewards
+from failurelab_preflight.training import Training
 
 
 def judge(made, small=True, missing=False, **asked):
@@ -38,6 +39,16 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     answers = judge(trainer(model, tokenizer, tmp_path))
     assert answers["F21"].verdict is Verdict.HELD and answers["F3b"].verdict is Verdict.HELD
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
+
+
+@pytest.mark.skipif(before("0.15"), reason="this release has no micro-batches of completions")
+def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_path):
+    """Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD."""
+    made = trainer(model, tokenizer, tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=4)
+    backward, calls = made.accelerator.backward, itertools.count(1)
+    made.accelerator.backward = lambda loss, **more: backward(loss * (next(calls) % 4 != 0), **more)
+    found = judge(made)["F21"]
+    assert found.verdict is Verdict.FOUND and "accumulation" in found.evidence, found
 
 
 @pytest.mark.parametrize(("beta", "told"), [(0.0, True), (0.5, False)])
@@ -220,13 +231,79 @@ def test_a_wrong_gradient_is_found(model, tokenizer, tmp_path):
     answers = judge(made)
     assert answers["F21"].verdict is Verdict.FOUND and "opposite sign" in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
-    assert [each.name for each in answers["F21"].undo] == ["compute_loss"]
+    assert answers["F21"].undo is None and answers["F21"].own
     assert answers["F3b"].verdict is Verdict.HELD, "the named mistake is told from scores at prompt positions"
+
+
+def with_learned_positions(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), **sizes | ends | rates))
+
+
+class InOrder(OnlineDPOTrainer):
+    """Takes its prompts in the order of the dataset."""
+
+    def _get_train_sampler(self, dataset=None):
+        return torch.utils.data.SequentialSampler(dataset or self.train_dataset)
+
+
+@pytest.mark.skipif(before("1.16"), reason="other releases count positions otherwise")
+@pytest.mark.parametrize(
+    ("sizes", "learned", "verdict"),
+    [
+        ((4, 4, 4, 5), True, Verdict.FOUND),  # the second step's batch is padded
+        ((4, 4, 5, 5), True, Verdict.NOT_CHECKED),  # none is, though the prompts differ
+        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),
+        ((4, 4, 4, 5), False, Verdict.HELD),
+        ((4, 4, 4, 4), False, Verdict.HELD),  # as in all of this script's batches
+    ],
+)
+def test_a_batch_without_padding_does_not_show_what_padding_does(sizes, learned, verdict, model, tokenizer, tmp_path):
+    """TRL #6800: Online DPO gives no positions. Two prompts of one length were drawn in the cut batch, and it held."""
+    rows = [next(prompt for prompt in list(SUMS)[40 * at :] if len(prompt) == size) for at, size in enumerate(sizes)]
+    options = {"kind": InOrder, "per_device_train_batch_size": 2, "max_steps": 2, "learning_rate": 1e-3}
+    made = online_dpo(with_learned_positions(tokenizer) if learned else model, tokenizer, tmp_path, **options)
+    made.train_dataset = made.train_dataset.from_dict({"prompt": rows})
+    assert judge(made)["F21"].verdict is verdict
+
+
+def test_every_second_rank_has_half_as_many_tokens_and_its_own_rewards():
+    """Of two ranks that were alike, one that divides by its own tokens made the same gradient."""
+    for rows in (2, 4, 8):
+        long, short = (sum(1 + end for end in (order * 2)[:rows]) for order in (textbook_judge.ENDS, SHORT_ENDS))
+        assert long >= 2 * short
+    for generations in (2, 4):
+        of_ranks = [substitute_rewards(4, generations, 0, rank) for rank in range(3)]
+        assert len({tuple(own) for own in of_ranks}) == 3
+    pairs = [one < two for one, two in (substitute_rewards(2, 2, 0, rank) for rank in (0, 1))]
+    assert pairs == [True, False]  # whose advantages would be the same
+
+
+@pytest.mark.parametrize(("lengths", "blind"), [((6, 6), True), ((8, 4), False)])
+def test_what_a_rank_can_do_wrong_shows_where_ranks_are_unlike(lengths, blind, model, tokenizer):
+    def rows_of(rank):
+        for place, (prompt, tokens) in enumerate(itertools.product((0, 1), (0, 1))):
+            length = lengths[rank] - tokens
+            ids = tuple(5 + (7 * at + 3 * tokens + rank * (not blind)) % 20 for at in range(length))
+            reward = (float(place % 2 if rank == 0 or blind else 1 - place % 2),)
+            told = {"rewards": reward, "group": 2 * rank + prompt, "micro": rank, "rank": rank}
+            yield Row((3, 4 + prompt), ids, True, **told, padded=(2, 8))
+
+    rows = [row for rank in (0, 1) for row in rows_of(rank)]
+    options = textbook.Options(loss_type="dapo", beta=0.0, temperature=1.0)
+    gradient = functools.partial(textbook.expected_gradient, model, rows)
+    ours, ranks = gradient(options), types.SimpleNamespace(count=2)
+    search = suspects.Search(model, rows, options, textbook.GRPO, ours, textbook.Floor(), gradient, ranks=ranks)
+    report = textbook.Comparison("HELD", "", controls=search.plant(ours))
+    assert set(report.blind) == ({suspects.OWN_TOKENS, suspects.BETWEEN} if blind else set()), report.controls
 
 
 def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypatch):
     """A planted shift that makes the same gradient, as where no token depends on the one before."""
-    monkeypatch.setattr(textbook.Comparison, "sees", lambda self, mistake: mistake == "opposite sign")
+    monkeypatch.setattr(textbook.Comparison, "sees", lambda self, mistake: mistake != "scores shifted by one")
     answer = judge(trainer(model, tokenizer, tmp_path))["F21"]
     assert answer.verdict is Verdict.NOT_CHECKED and "scores shifted by one planted it looks the same" in answer.why
 
@@ -300,19 +377,6 @@ def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_completions_of_a_prompt_that_are_the_same_each_time(sampled, model, tokenizer, tmp_path):
-    """As where each draw is greedy, or seeded anew: the judge's own ends made them differ, and nothing was said."""
-    made = trainer(model, tokenizer, tmp_path, max_steps=2)
-    step = StepJudge(Training(made, {}))
-    drawn = model.generate
-    if not sampled:
-        model.generate = lambda *args, **kwargs: _greedy_rows(drawn(*args, **kwargs))
-    with step.listening():
-        made.train()
-    assert [answer.key for answer in step.answers() if answer.accuses] == ["F10:completions"] * (not sampled)
-
-
 class Caches(trl.GRPOTrainer):
     """A speed-up that somebody wrote, where `cached` is true."""
 
@@ -335,13 +399,6 @@ def test_completions_that_are_kept_from_step_to_step(cached, model, tokenizer, t
     with step.listening():
         made.train()
     assert ("F21:rollouts" in [answer.key for answer in step.answers() if answer.accuses]) is cached
-
-
-def _greedy_rows(output):
-    drawn = getattr(output, "sequences", output)
-    drawn[:, -2:] = drawn[:1, -2:]
-    drawn[:, 5:-2] = drawn[:1, 5:-2]
-    return output
 
 
 SEEN = {"opposite sign": textbook.Apart(-1.0, 1.0, 2.0), "scores shifted by one": textbook.Apart(0.0, 1.0, 1.0)}
@@ -448,15 +505,17 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
 
     def look(made):
         given = Training(made, {}, own=lambda file: file == __file__)
-        padding, step = PaddingJudge(given), StepJudge(given)
-        with padding.listening(), step.listening():
+        step = StepJudge(given)
+        with step.listening():
             made.train()
-        answer = next(each for each in padding.answers() if each.fault != "end")
-        return answer, {each.failure: each.verdict for each in step.answers()}["F21"]
+        answers = list(step.answers())
+        answer = next(each for each in answers if each.failure == "F13" and each.fault != "end")
+        return answer, {each.failure: each.verdict for each in answers}["F21"]
 
     made = trainer(copy.deepcopy(model), tokenizer, tmp_path, more=[("rollout_func", rollout)])
     answer, step = look(made)
-    assert answer.verdict is verdict and answer.failure == "F13" and step is Verdict.HELD
+    assert answer.verdict is verdict and answer.failure == "F13"
+    assert step is (Verdict.HELD if cut else Verdict.NOT_CHECKED)  # of one length: another divisor would not show
     if verdict is Verdict.FOUND:
         made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)])
         exec(answer.undo.text.format(trainer="made"), {"made": made, "__file__": __file__})
@@ -483,12 +542,12 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
 
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], mask_truncated_completions=masks)
     given = Training(made, {}, own=lambda file: file == __file__)
-    padding, step = PaddingJudge(given), StepJudge(given)
-    with padding.listening(), step.listening():
+    step = StepJudge(given)
+    with step.listening():
         made.train()
-    (answer,) = [each for each in padding.answers() if each.fault == "end"]
+    (answer,) = [each for each in step.answers() if each.fault == "end"]
     assert answer.failure == "F13" and answer.verdict is verdict
-    assert bool(answer.figures) is (verdict is Verdict.FOUND)  # what is masked was counted
+    assert verdict is not Verdict.FOUND or "none of its tokens is trained on" in answer.evidence
 
 
 def two_turns(prompts, trainer, way, tokens=3):
@@ -556,15 +615,18 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
     def rollout(prompts, trainer):
         return two_turns(prompts, trainer, way, tokens)
 
-    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    def unequal(completions, **_):
+        return [float(place % 4) for place in range(len(completions))]
+
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "rewards": [unequal]}
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
     given = Training(made, {}, own=lambda file: file == __file__)
-    padding, step = PaddingJudge(given), StepJudge(given)
-    with padding.listening(), step.listening():
+    step = StepJudge(given)
+    with step.listening():
         made.train()
-    answers = [each for each in padding.answers() if each.failure == "F18"]
-    assert [each.verdict for each in answers] == [Verdict.FOUND] * accused
-    for each in answers:
+    answers = [each for each in step.answers() if each.failure == "F18"]
+    assert [each.verdict is Verdict.FOUND for each in answers] == [accused]
+    for each in answers * accused:
         apart, count = each.figures
         assert apart.value > 0.1 and 4 <= count.value <= count.scale
 
@@ -580,7 +642,7 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
         ("other", True, 1e-2, Verdict.HELD),
         ("other", False, 0.0, Verdict.NOT_CHECKED),
         ("policy", False, 1e-2, None),
-        ("both", False, 1e-2, None),  # such as a simulated user beside the policy
+        ("both", False, 1e-2, None),  # what the policy drew as well is nobody's alone
     ],
 )
 def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate, verdict, model, tokenizer, tmp_path):
@@ -598,35 +660,11 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
     engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
     rollout_func = engine() if draws == "object" else rollout
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
-    sampler = SamplerJudge(Training(made, {}, own=lambda file: file == __file__))
-    with sampler.listening():
+    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
+    with step.listening():
         made.train()
-    answers = list(sampler.answers())
+    answers = [answer for answer in step.answers() if answer.failure == "F16"]
     assert [answer.verdict for answer in answers] == [verdict] * (verdict is not None)
-    assert all(answer.failure == "F16" for answer in answers)
-
-
-@pytest.mark.parametrize(
-    ("ids", "count"),
-    [
-        ([5, 6, 2], 0),
-        ([5, 6, 0], 0),  # the padding's token may be drawn as a word
-        ([5, 2, 0], 1),
-        ([5, 2, 0, 0], 2),
-        ([5, 6, 0, 0], 1),
-        ([5, 2, 2, 2], 0),
-        ([0, 5, 6], 0),
-        ([0, 0, 5, 6], 2),
-        ([0, 0, 0], 2),
-        ([], 0),
-    ],
-)
-def test_padding_in_a_completion_is_counted(ids, count):
-    assert count_padding(ids, 0, {2}) == count
-
-
-def test_padding_that_is_the_end_is_counted_behind_the_first():
-    assert count_padding([5, 2, 2, 2], 2, {2}) == 2 and count_padding([5, 2], 2, {2}) == 0
 
 
 def own_loop(stacked, repeated, grouped):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from failurelab.preflight.answer import Answer, Effect, Finding, Verdict
-from failurelab.preflight.session import RankResult, together
+from failurelab_preflight.answer import Answer, Effect, Finding, Verdict
+from failurelab_preflight.session import RankResult, together
 
 LOST = "train.py, line {}, ended in RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 

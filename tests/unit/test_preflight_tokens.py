@@ -1,7 +1,6 @@
 """Prompts, templates, ends and lengths, with real tokenizers: what is told, and what is odd and left alone."""
 
 import copy
-import dataclasses
 import types
 
 import datasets
@@ -9,18 +8,15 @@ import pytest
 import small
 import steps
 import torch
-import transformers
 import trl
 from packaging.version import Version
 
-from failurelab.preflight.answer import Verdict
-from failurelab.preflight.judges import rows, tokens
-from failurelab.preflight.judges.answers import judge_answers
-from failurelab.preflight.judges.lengths import judge_lengths
-from failurelab.preflight.judges.rows import prompt_ids
-from failurelab.preflight.judges.tokens import judge_ends, judge_template
-from failurelab.preflight.training import Load, Training
-from failurelab.rewards import RewardTable
+from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges import rows, tokens
+from failurelab_preflight.judges.lengths import judge_lengths
+from failurelab_preflight.judges.rows import prompt_ids
+from failurelab_preflight.judges.tokens import judge_ends, judge_template
+from failurelab_preflight.training import Load, Training
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
 QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]
@@ -82,75 +78,6 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
     """
     answer = only(judge_template(training(model, tokenizer, prompts, name)), "F12")
     assert answer.verdict is kind
-
-
-EACH = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
-OPEN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-FIRST = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n"
-TALK = [[{"role": "system", "content": "Add up."}, *messages] for messages in MESSAGES]
-PARTS = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in TEXTS]
-LOST = "F12:system lost"
-MISTRAL = "{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}"
-THINK = "{% if m.role == 'assistant' %}<think></think>{% endif %}"
-TWICE = [
-    [{"role": "user", "content": f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"}] for text in TEXTS
-]
-
-
-@pytest.mark.parametrize(
-    ("template", "prompts", "key"),
-    [
-        (EACH + OPEN, TALK, ""),
-        (EACH, MESSAGES, "F12"),
-        ("{% if messages | length > 1 %}{{ raise_exception('one') }}{% endif %}" + EACH, MESSAGES, ""),
-        (FIRST + OPEN, MESSAGES, ""),
-        (FIRST + OPEN, TALK, "F12:user lost"),
-        (EACH.replace("<|im_start|>{{", "{% if m.role == 'system' %}{% continue %}{% endif %}{{") + OPEN, TALK, LOST),
-        (EACH + OPEN, TWICE, "F12:twice"),
-        (EACH.replace(" | trim", "") + OPEN, PARTS, "F12:parts"),
-        # no marks of roles: nothing stands between a question and its answer
-        ("{% for m in messages %}{{ m.content }}={% endfor %}", MESSAGES, ""),
-        ("{% for m in messages %}" + MISTRAL + "{% endfor %}", MESSAGES, ""),
-        # a thinking part that the template writes into old turns alone
-        (EACH.replace("{{ m.content", THINK + "{{ m.content") + OPEN, TALK, ""),
-    ],
-)  # fmt: skip
-def test_what_a_chat_template_makes_of_messages(template, prompts, key, model, tokenizer):
-    """What it leaves out, the model never sees; what it does not begin, the model has to write."""
-    own = copy.deepcopy(tokenizer)
-    own.chat_template = template
-    wrong = [finding for finding in judge_template(training(model, own, prompts)) if finding.accuses]
-    assert [finding.key for finding in wrong] == [key] * bool(key)
-
-
-SUMS = [(a, b) for a in range(3, 9) for b in range(12, 15)]
-RIGHT = [str(a + b) for a, b in SUMS]
-
-
-@pytest.mark.parametrize(
-    ("write", "answers", "key"),
-    [
-        ("{}+{}=", RIGHT, ""),
-        ("{}+{}=", RIGHT[1:] + RIGHT[:1], "rows:order"),
-        ("What is {} + {}?", sorted(RIGHT), "rows:order"),
-        ("{}+{}=", [str((a + b) % 7) for a, b in SUMS], ""),  # another task
-        ("{}+{}=", [str(b) for _, b in SUMS], ""),
-        ("Add up.", RIGHT, "rows"),
-        ("Add up.", ["7"] * len(SUMS), ""),
-        ("{0} + {1}? Answer: {2}", RIGHT, "rows:told"),
-        ("{0} + {1} = {2}. Why?", RIGHT, "rows:told"),
-        ("{0} + {1}? Answer with a number of 1 to {2}0.", RIGHT, ""),
-        ("Read: the box holds {2} balls. How many balls does it hold?", RIGHT, ""),
-    ],
-)
-def test_answers_that_do_not_belong_to_their_prompts(write, answers, key, model, tokenizer):
-    """Those of other rows, or such as the prompt tells; another task, or a text that is asked about, is left alone."""
-    prompts = [write.format(a, b, a + b) for a, b in SUMS]
-    own = training(model, tokenizer, prompts, columns={"answer": answers})
-    assert [finding.key for finding in judge_answers(own)] == [key] * bool(key)
-    if key == "rows:order" and sorted(RIGHT) != answers:
-        (finding,) = judge_answers(own)
-        assert "1 row further up" in finding.evidence
 
 
 def test_a_template_and_a_tokenizer_without_an_end(model, tokenizer):
@@ -260,36 +187,6 @@ def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
         assert own.undo.text == f"{{tokenizer}}.eos_token = '{TURN}'" and "generation_kwargs" in generated.evidence
 
 
-@pytest.mark.parametrize("padding", ["<|im_end|>", "<|endoftext|>"])
-def test_an_end_that_is_masked_as_padding(padding, model, tokenizer):
-    """Transformers' own collator masks whatever has the padding's id; with an id of its own only padding is masked."""
-    other = copy.deepcopy(tokenizer)
-    other.pad_token = padding
-    collator = transformers.DataCollatorForLanguageModeling(other, mlm=False)
-    ids = [other(text + other.eos_token)["input_ids"] for text in TEXTS]
-    trainer = types.SimpleNamespace(
-        processing_class=other,
-        model=model,
-        data_collator=collator,
-        train_dataset=datasets.Dataset.from_dict({"input_ids": ids}),
-    )
-    answer = only(judge_ends(Training(trainer=trainer, arguments={})), "F13")
-    assert answer.verdict is (Verdict.FOUND if padding == other.eos_token else Verdict.HELD)
-
-
-@pytest.mark.parametrize("own_padding", [False, True])
-def test_the_real_trainer_of_examples(own_padding, model, tokenizer, tmp_path):
-    """With one token for both, SFTTrainer of 0.14 and 0.15 masks the end; the later ones mask what they padded."""
-    other = copy.deepcopy(tokenizer)
-    other.pad_token = "<|endoftext|>" if own_padding else other.eos_token
-    config = trl.SFTConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False)
-    rows = datasets.Dataset.from_dict({"text": [text + other.eos_token for text in TEXTS]})
-    trainer = trl.SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=other)
-    answer = only(judge_ends(Training(trainer=trainer, arguments=dataclasses.asdict(config), dataset=rows)), "F13")
-    by_id = isinstance(trainer.data_collator, transformers.DataCollatorForLanguageModeling)
-    assert answer.verdict is (Verdict.FOUND if by_id and not own_padding else Verdict.HELD)
-
-
 def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
     for limit, kind in ((4, Verdict.FOUND), (16, Verdict.HELD)):
         answers = judge_lengths(
@@ -326,117 +223,22 @@ def test_prompts_that_online_dpo_scores_cut(limit, own, kind, model, tokenizer, 
     assert not told or (told[0].undo is not None) is (kind is Verdict.FOUND)
 
 
-HARD = (
-    "What is the sum of all primes below one hundred that are no divisors of the product of the first five? Prove it."
-)
-STEPS = {"role": "system", "content": "Please reason step by step, and put your final answer within \\boxed{}."}
-ASKED = [[STEPS, {"role": "user", "content": HARD}]] * 4
-
-
-@pytest.mark.parametrize(
-    ("prompts", "limit", "kind"),
-    [
-        (ASKED, 256, Verdict.SUSPECTED),
-        (ASKED, 1024, Verdict.NOT_CHECKED),
-        ([[STEPS, *message] for message in MESSAGES], 256, Verdict.NOT_CHECKED),
-        ([[{"role": "user", "content": HARD.replace("Prove it.", "")}]] * 4, 256, Verdict.NOT_CHECKED),
-    ],
-    ids=["reasoning", "room for it", "sums", "no reasoning asked for"],
-)
-def test_reasoning_in_256_tokens_is_suspected(prompts, limit, kind, model, tokenizer):
-    """As TRL's quickstart did (#5697); sums are not, and neither is a question that asks for no reasoning."""
-    answer = only(judge_lengths(training(model, tokenizer, prompts, limits={"max_completion_length": limit})), "F11")
-    assert answer.verdict is kind
-
-
-@pytest.mark.parametrize(("shown", "kind"), [("", Verdict.NOT_CHECKED), ("Say <answer>7</answer>.", Verdict.FOUND)])
-def test_tags_of_an_answer_count_where_the_prompt_asks_for_them(shown, kind, model, tokenizer):
-    """A dataset's own wrapping, which the reward function takes off, is in no completion."""
-    given = training(model, tokenizer, [f"{shown}1+6="] * 4, columns={"answer": ["<answer>7</answer>"] * 4},
-                     limits={"max_completion_length": 4})  # fmt: skip
-    assert only(judge_lengths(given), "F11").verdict is kind
-
-
-LONG, SHORT = ({"columns": {"answer": [text] * 4}} for text in ("First one adds, then one is done: 7", "42"))
-BEST = {"best": "<reasoning>Let me think.</reasoning><answer>7</answer>"}
 CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False} for share in (1.0, 0.5))
 
 
 @pytest.mark.parametrize(
-    ("limit", "masked", "more", "kind"),
+    ("limit", "more", "kind"),
     [
-        (8, False, LONG, Verdict.FOUND),
-        (
-            64,
-            False,
-            LONG,
-            Verdict.NOT_CHECKED,
-        ),  # references that fit say nothing of a completion: the model may speak longer
-        (2, True, SHORT, Verdict.FOUND),  # a completion of the limit's length counts as cut
-        (2, False, SHORT, Verdict.NOT_CHECKED),
-        (40, False, BEST, Verdict.SUSPECTED),
-        (256, False, BEST, Verdict.NOT_CHECKED),
-        (64, False, CUT, Verdict.FOUND),
-        (64, False, ENDED, Verdict.HELD),
-        (64, False, CUT | {"small": True}, Verdict.NOT_CHECKED),  # of random completions nothing is said
-        (2, False, ENDED, Verdict.HELD),
-        (2, False, ENDED | {"ended": True}, Verdict.NOT_CHECKED),  # of those that were ended by a judge
+        (64, CUT, Verdict.FOUND),
+        (64, ENDED, Verdict.HELD),
+        (64, CUT | {"small": True}, Verdict.NOT_CHECKED),  # of random completions nothing is said
+        (2, ENDED, Verdict.HELD),
+        (2, ENDED | {"ended": True}, Verdict.NOT_CHECKED),  # of those that were ended by a judge
     ],
 )
-def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, model, tokenizer):
-    limits = {"max_completion_length": limit, "mask_truncated_completions": masked}
-    answer = only(judge_lengths(training(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
-    assert answer.verdict is kind
-    assert more is not LONG or kind is Verdict.NOT_CHECKED or answer.undo.values["max_completion_length"] > limit
-
-
-def drafts(completions, answer, **_):
-    return [float(len(text)) for text in answer]
-
-
-def right_ones(completions, answer, **_):
-    return [float(text.endswith(right)) for text, right in zip(completions, answer)]
-
-
-@pytest.mark.parametrize(
-    ("functions", "kind"),
-    [
-        ([drafts, lambda completions, **_: [0.0 for _ in completions]], Verdict.NOT_CHECKED),
-        ([lambda completions, **rest: [float("7" in text) for text in completions]], Verdict.NOT_CHECKED),
-        ([drafts, right_ones], Verdict.FOUND),
-        ([lambda completions, **rest: right_ones(completions, **rest)], Verdict.FOUND),
-    ],
-)
-def test_references_that_no_function_compares_with_a_completion(functions, kind, model, tokenizer):
-    """Nobody is paid for writing them, so that they are long cuts nothing."""
-    given = training(model, tokenizer, TEXTS, limits={"max_completion_length": 8}, **LONG, rewards=RewardTable([], []))
-    given.trainer.reward_funcs = functions
+def test_completions_that_reach_their_limit(limit, more, kind, model, tokenizer):
+    given = training(model, tokenizer, TEXTS, limits={"max_completion_length": limit}, **more)
     assert only(judge_lengths(given), "F11").verdict is kind
-
-
-PAID, SEVEN = {"columns": {"result": ["31", "17", "20", "28"]}, "reference": "result"}, {"best": "<answer>7</answer>"}
-
-
-@pytest.mark.parametrize(
-    ("limit", "masked", "more", "kind"),
-    [
-        (2, True, PAID, Verdict.FOUND),
-        (3, True, PAID, Verdict.NOT_CHECKED),
-        (2, False, PAID, Verdict.NOT_CHECKED),  # its reward counts, with or without an end
-        (2, True, PAID | {"reference": ""}, Verdict.NOT_CHECKED),  # a column of another name that nothing pays
-        (0, True, SEVEN, Verdict.SUSPECTED),
-        (1, True, SEVEN, Verdict.NOT_CHECKED),
-    ],
-)
-def test_right_answers_without_room_for_the_end(limit, masked, more, kind, model, tokenizer):
-    """A mask of truncated completions takes them out of the loss; the column is the one whose text is paid."""
-    size = len(tokenizer(SEVEN["best"], add_special_tokens=False)["input_ids"]) if more is SEVEN else 0
-    limits = {"max_completion_length": limit + size, "mask_truncated_completions": masked}
-    answer = only(judge_lengths(training(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
-    assert answer.verdict is kind
-    if kind is Verdict.FOUND:
-        assert "4 of 4 reference answers (column result) leave no room" in answer.evidence
-        assert answer.undo.values == {"max_completion_length": 3}
 
 
 @pytest.mark.parametrize(
@@ -464,21 +266,11 @@ def test_a_small_model_with_its_own_weights_is_asked_for_room(limit, needed, mor
     assert kind is not Verdict.FOUND or answer.undo.values == {"max_completion_length": 2 * (needed + 1)}
 
 
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        ({"min_new_tokens": 64}, "min_new_tokens"),
-        ({"min_new_tokens": 4, "max_new_tokens": 4}, "min_new_tokens"),
-        ({"min_new_tokens": 4}, ""),
-        ({"suppress_tokens": [2, 7]}, "suppress_tokens"),
-        ({"bad_words_ids": [[2], [7]]}, "bad_words_ids"),
-        ({"bad_words_ids": [[7], [8, 2]]}, ""),
-    ],
-)
-def test_generation_that_cannot_end(options, fault, model, tokenizer):
+@pytest.mark.parametrize("options", [{"min_new_tokens": 64}, {"suppress_tokens": [2, 7]}, {"bad_words_ids": [[2]]}])
+def test_nothing_is_held_of_ends_that_may_be_forbidden(options, model, tokenizer):
     """The end is token 2; nothing of a cut run shows that it is forbidden."""
     own = training(model, tokenizer, MESSAGES, limits={"generation_kwargs": options})
-    assert [finding.fault for finding in judge_ends(own) if finding.accuses] == [fault] * bool(fault)
+    assert only(judge_ends(own), "F13").verdict is Verdict.NOT_CHECKED
 
 
 @pytest.mark.parametrize("padding", [TEXT, TURN])

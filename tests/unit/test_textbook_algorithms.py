@@ -20,7 +20,6 @@ from failurelab.textbook import (
     definition_online_dpo,
     fields,
     gradient,
-    mistakes,
     suspects,
 )
 from failurelab.textbook.definition_online_dpo import prefer
@@ -201,12 +200,12 @@ def without_first(mask, ids, end):
 PLANTED = {
     "reference left out": (scored(without_reference), {}, None, None),
     "shifted by one": (scored(shifted), {}, None, "scores shifted by one"),
-    "temperature": (scored(warm), {"temperature": 0.7}, None, "temperature of the sampling"),
+    "temperature": (scored(warm), {"temperature": 0.7}, None, "constant factor"),
     "end left out": (masked(without_end), {}, None, "last token left out"),
     "first left out": (masked(without_first), {}, None, "first token left out"),
     "padding": (masked(lambda mask, ids, end: torch.ones_like(mask)), {}, None, "padding is trained on"),
-    "swapped": (None, {}, -0.1, "chosen and rejected swapped"),
-    "swapped later": (None, MOVED | {"beta": 2.0}, -2.0, "chosen and rejected swapped"),
+    "swapped": (None, {}, -0.1, "opposite sign"),
+    "swapped later": (None, MOVED | {"beta": 2.0}, -2.0, None),
     "beta": (None, MOVED | {"beta": 2.0}, 4.0, None),
 }
 
@@ -243,9 +242,8 @@ def test_a_pair_that_nothing_was_said_of_has_no_gradient(pairs):
     def sometimes(completions, **_):
         return [None if "1" in text else float(len(text)) for text in completions]
 
-    named = "a failed judgement" if judges() else "completions without any reward"
     report = compare(pairs(reward=sometimes))
-    assert report.verdict == "FOUND" and report.named == named and "nothing was said" in report.reason
+    assert report.verdict == "FOUND" and "nothing was said" in report.reason
 
 
 def advantages(change):
@@ -261,10 +259,10 @@ def advantages(change):
 @pytest.mark.parametrize(
     "change, named",
     [
-        (lambda worth: worth * 3 / 4, "baseline"),
+        (lambda worth: worth * 3 / 4, "constant factor"),  # the completion itself is in its baseline
         (lambda worth: -worth, "opposite sign"),
         (lambda worth: worth / 100, "constant factor"),
-        (lambda worth: (worth - worth.mean()) / (worth.std() + 1e-4), "normalize_advantages"),
+        (lambda worth: (worth - worth.mean()) / (worth.std() + 1e-4), "constant factor"),
     ],
 )
 def test_a_mistake_planted_in_rloo_is_named(change, named, groups):
@@ -317,7 +315,7 @@ class Asks:
     def explain(self, definition):
         theirs, tally = self.gradient(self.options, definition), gradient.Tally()
         ours = self.gradient(self.options, tally=tally)
-        known = mistakes.suspects_of(self.definition.name)
+        known = suspects.suspects_of(self.definition.name)
         search = suspects.Search(
             self.model,
             self.rows,
@@ -351,20 +349,17 @@ OPTIONS = {
 SUSPECTS = [
     (definition, suspect)
     for definition in (textbook.RLOO, textbook.ONLINE_DPO)
-    for known in [mistakes.suspects_of(definition.name)]
+    for known in [suspects.suspects_of(definition.name)]
     for suspect in (*known.scores, *known.others)
     if suspect.when(rows_of_pairs(), OPTIONS[definition.name])
 ]
 
 
-def test_all_but_other_temperatures_are_tried():
-    every = [
-        suspect
-        for name in ("RLOO", "Online DPO")
-        for suspect in (*mistakes.suspects_of(name).scores, *mistakes.suspects_of(name).others)
-    ]
-    left = {suspect.line for suspect in every} - {suspect.line for _, suspect in SUSPECTS}
-    assert left == {"0.7 in place of 1"}
+def test_all_of_them_are_tried():
+    for definition in (textbook.RLOO, textbook.ONLINE_DPO):
+        known = suspects.suspects_of(definition.name)
+        tried = {suspect.name for own, suspect in SUSPECTS if own is definition}
+        assert tried == {suspect.name for suspect in (*known.scores, *known.others)}
 
 
 @pytest.mark.parametrize(

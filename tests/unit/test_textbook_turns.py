@@ -1,6 +1,7 @@
 """The textbook and completions of several turns: which tokens are the policy's, and that no other one is trained on."""
 
 import copy
+import inspect
 import types
 
 import pytest
@@ -152,6 +153,46 @@ def test_a_mask_of_a_rollout_function_is_looked_at_beside_what_it_drew(change, s
     assert report.verdict == "FOUND" and report.named == turns.MASK and said in report.reason, report.reason
 
 
+def begun_earlier(mask):
+    """Return an answer whose prompts end earlier: what stood behind is in the completion, with this in its mask."""
+
+    def change(answer):
+        cuts = [(ids[:2], ids[2:]) for ids in answer["prompt_ids"]]
+        completions = [late + ids for (_, late), ids in zip(cuts, answer["completion_ids"])]
+        masks = [[mask] * len(late) + own for (_, late), own in zip(cuts, answer["env_mask"])]
+        return answer | {"prompt_ids": [own for own, _ in cuts], "completion_ids": completions, "env_mask": masks}
+
+    return change
+
+
+@pytest.mark.parametrize(("mask", "verdict", "named"), [(1, "FOUND", turns.MASK), (0, "HELD", None)])
+def test_a_prompt_that_ends_before_what_generate_was_given(mask, verdict, named, model, tokenizer, tmp_path):
+    """Earlier turns of a dialogue were trained on, and the mask was believed: its draws were not recognized."""
+    made = trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout(begun_earlier(mask)))])
+    report = compare(made)
+    assert (report.verdict, report.named) == (verdict, named), report.reason
+    assert not any("believed" in line for line in report.not_shown)
+
+
+def last_turn(answer):
+    """Return the last turn alone as the completion; what stood before it is the prompt."""
+    starts = [len(mask) - mask[::-1].index(0) for mask in answer["env_mask"]]
+    pairs = list(zip(answer["completion_ids"], starts))
+    prompts = [prompt + ids[:start] for prompt, (ids, start) in zip(answer["prompt_ids"], pairs)]
+    completions = [ids[start:] for ids, start in pairs]
+    return answer | {
+        "prompt_ids": prompts,
+        "completion_ids": completions,
+        "env_mask": [[1] * len(o) for o in completions],
+    }
+
+
+def test_a_prompt_that_holds_the_first_turn(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout(last_turn))])
+    report = compare(made)
+    assert report.verdict in ("HELD", "NOT CHECKED") and not any("believed" in line for line in report.not_shown)
+
+
 def test_a_mask_whose_draws_were_not_seen_is_believed_and_said(model, tokenizer, tmp_path):
     own = copy.deepcopy(model)
 
@@ -167,7 +208,15 @@ def test_a_mask_whose_draws_were_not_seen_is_believed_and_said(model, tokenizer,
     assert report.verdict == "HELD" and any("believed" in line for line in report.not_shown)
 
 
-def by_hand(trainer, contexts, cached=False, runs_on=True, slowly=False, tokens=4):
+def ask(model, ids, mask, cache, by):
+    """Call a model with a cache: by the name that its release has, by the older one, or by its place."""
+    own = next(name for name in inspect.signature(model.forward).parameters if name in ("cache", "past_key_values"))
+    given, more = {"place": ((mask, None, cache), {})}.get(by, ((mask,), {own if by == "name" else by: cache}))
+    with torch.no_grad():
+        return model(ids, *given, **more, use_cache=True)
+
+
+def by_hand(trainer, contexts, cached="", runs_on=True, slowly=False, tokens=4):
     """Draw behind each of these ids by calls of the model, in one batch, padded on the left; cut at the end."""
     end, width = trainer.processing_class.eos_token_id, max(map(len, contexts))
     ids = torch.tensor([[PAD] * (width - len(own)) + own for own in contexts])
@@ -175,13 +224,14 @@ def by_hand(trainer, contexts, cached=False, runs_on=True, slowly=False, tokens=
     for _ in range(tokens):
         if cached and cache is None:  # all but the last token first, at once or one by one
             for at in range(1, width) if slowly else [width - 1]:
-                given = {"input_ids": ids[:, at - 1 if slowly else 0 : at], "attention_mask": mask[:, :at]}
-                with torch.no_grad():
-                    cache = trainer.model(**given, past_key_values=cache, use_cache=True).past_key_values
-        asked = {"input_ids": ids[:, -1:], "past_key_values": cache} if cached else {"input_ids": ids}
-        with torch.no_grad():
-            output = trainer.model(**asked, attention_mask=mask, use_cache=cached)
-        cache = output.past_key_values if cached else None
+                asked = ids[:, at - 1 if slowly else 0 : at], mask[:, :at]
+                cache = ask(trainer.model, *asked, cache, cached).past_key_values
+        if cached:
+            output = ask(trainer.model, ids[:, -1:], mask, cache, cached)
+            cache = output.past_key_values
+        else:
+            with torch.no_grad():
+                output = trainer.model(input_ids=ids, attention_mask=mask, use_cache=False)
         new = torch.multinomial(output.logits[:, -1].softmax(-1), 1)
         if not runs_on:
             new = torch.where(torch.tensor([[end in own] for own in drawn]), PAD, new)
@@ -243,18 +293,20 @@ def prefilled(answer):
 
 LOOPS = [  # rollouts by hand, and what is said of the mask
     (loop(without_mask, alone=True), "marks no token as given"),
-    (loop(without_mask, alone=True, cached=True), "marks no token as given"),
+    (loop(without_mask, alone=True, cached="name"), "marks no token as given"),
+    (loop(without_mask, alone=True, cached="past_key_values"), "marks no token as given"),
+    (loop(without_mask, alone=True, cached="place"), "marks no token as given"),
     (loop(without_mask, runs_on=False), "marks no token as given"),
     (loop(masked(lambda mask: [1 - own for own in mask]), alone=True), "the opposite of what was drawn"),
     (loop(masked(lambda mask: [1, *mask[:-1]]), alone=True), "shifted by one to the right"),
     (loop(alone=True), ""),
-    (loop(alone=True, cached=True), ""),
-    (loop(cached=True, runs_on=False), ""),
-    (loop(alone=True, cached=True, slowly=True), ""),
+    (loop(alone=True, cached="name"), ""),
+    (loop(cached="name", runs_on=False), ""),
+    (loop(alone=True, cached="name", slowly=True), ""),
     (loop(runs_on=False), ""),
     (loop(runs_on=True), ""),
     (loop(without_mask, turns=1), ""),
-    (loop(without_mask, turns=1, alone=True, cached=True), ""),
+    (loop(without_mask, turns=1, alone=True, cached="name"), ""),
     (loop(ended, turns=1, alone=True), ""),
     (loop(prefilled, turns=1, alone=True), ""),
     (loop(without_mask, turns=1, beside=True), ""),
@@ -269,6 +321,26 @@ def test_a_mask_is_looked_at_beside_what_the_policy_was_asked_for_by_hand(rollou
     report = compare(trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout)]))
     assert report.verdict == ("FOUND" if said else "HELD"), report.reason
     assert said in report.reason
+
+
+def by_embeddings(prompts, trainer):
+    """Draw one token behind each prompt by calls that are handed no ids, and say nothing of a mask."""
+    tokenizer, embed = trainer.processing_class, trainer.model.get_input_embeddings()
+    asked = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    with torch.no_grad():
+        logits = [trainer.model(inputs_embeds=embed(torch.tensor([ids]))).logits[0, -1] for ids in asked]
+    drawn = [[int(torch.multinomial(each.softmax(-1), 1)) for _ in range(4)] for each in logits]
+    return {"prompt_ids": asked, "completion_ids": drawn, "logprobs": None}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "told"), [(by_embeddings, True), (loop(without_mask, turns=1, alone=True, cached="name"), False)]
+)
+def test_calls_whose_ids_are_not_known_are_told(rollout, told, model, tokenizer, tmp_path):
+    """Without a mask that could be believed, the step was HELD, and nothing said that its tokens were not looked at."""
+    report = compare(trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout)]))
+    assert report.verdict == "HELD", report.reason
+    assert told == any("was not seen" in line for line in report.not_shown), report.not_shown
 
 
 def engine(model, tokenizer, change, turns=2, scores=None):

@@ -134,15 +134,17 @@ def low(dtype=torch.bfloat16):
 
 def test_steps_that_round_to_nothing_are_told():
     guard, messages = run(low(), [1e-6] * 6)
-    assert len(messages) == 1 and "in step 3, at learning rate 1e-06" in messages[0]
+    assert len(messages) == 1 and "in steps 1 to 3 together, at learning rate 1e-06" in messages[0]
     assert "round to nothing. Next: load the weights in float32" in messages[0] and guard.report.grade == "lost"
     assert guard.report.predicted / 2 < guard.report.share < guard.report.predicted < 0.05  # the second step is smaller
     assert guard.report.dtypes == ("bfloat16",)
-    with pytest.raises(guards.GuardTripped, match="UpdateGuard: in step 3"):
+    with pytest.raises(guards.GuardTripped, match="UpdateGuard: in steps 1 to 3 together"):
         run(low(), [1e-6] * 6, action="stop")
     some = lambda step, p: torch.randn_like(p) * (step > 2)  # noqa: E731
     _, messages = run(low(), [1e-6] * 8, gradient=some)  # batches whose rewards are all equal come first
-    assert len(messages) == 1 and "in step 6" in messages[0]
+    assert len(messages) == 1 and "in steps 4 to 6 together" in messages[0]
+    _, messages = run(low(), [1e-6, 8e-7, 5e-7, 2e-7])  # a share of three steps was told as that of the third
+    assert "in steps 1 to 3 together, at learning rates of 1e-06 to 5e-07, " in messages[0]
     for wrong in ({"least": 0}, {"steps": 1}):
         with pytest.raises(ValueError):
             guards.UpdateGuard(**wrong)

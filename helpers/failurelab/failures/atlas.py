@@ -10,7 +10,7 @@ import functools
 import importlib.metadata
 import json
 import pathlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
@@ -63,11 +63,11 @@ class Column:
     states: dict[str, tuple[str, str]]
     defaults: dict[str, dict[str, Any]]
 
-    def had(self) -> dict[str, set[str]]:
-        """Return the failures that were found, with the ids of the rows that showed them."""
+    def had(self, rows: Container[str] | None = None) -> dict[str, set[str]]:
+        """Return the failures that were found, with the ids of the rows that showed them; of these rows, if given."""
         found: dict[str, set[str]] = {}
         for row, (state, failure) in self.states.items():
-            if state in (LOUD, SILENT):
+            if state in (LOUD, SILENT) and (rows is None or row in rows):
                 found.setdefault(failure, set()).add(row)
         return found
 
@@ -119,10 +119,10 @@ def cite(versions: Mapping[str, str] | None = None, own: Collection[str] = ()) -
     column = find(_installed() if versions is None else versions)
     if column is None:
         return ""
-    had, after = column.had(), newest().had()
-    line = f"{_name(column)}, as measured: {_in_order(had) or 'no failure'}"
+    line = f"{_name(column)}, as measured: {_in_order(column.had()) or 'no failure'}"
     if Version(column.versions["trl"]) >= Version(newest().versions["trl"]):
         return line
+    had, after = (each.had(column.states.keys() & newest().states.keys()) for each in (column, newest()))
     changes = {"heals": had.keys() - after.keys() - set(own), "brings": after.keys() - had.keys()}
     told = [f"{verb} {_in_order(ids)}" for verb, ids in changes.items() if ids] or ["changes none of these"]
     return f"{line}; an upgrade to {newest().versions['trl']} {' and '.join(told)}"
@@ -140,8 +140,8 @@ def _in_order(ids: Iterable[str]) -> str:
     return ", ".join(sorted(ids, key=lambda id: (int("".join(filter(str.isdigit, id)) or 0), id)))
 
 
-def table(failures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return the headings and the rows of a table that says in which releases of trl a failure is.
+def table(failures: Sequence[str], package: str = "trl") -> tuple[list[str], list[list[str]]]:
+    """Return the headings and the rows of a table that says in which releases of a package a failure is.
 
     A row is a range of releases that follow each other and were found alike; its cells are the range and the state of
     each set-up, a column each. Set-ups that no release shows a failure in are left out. Each release was measured with
@@ -150,6 +150,7 @@ def table(failures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     Args:
         failures: ids of set-ups, such as `F1 frozen, default`, or of the registry, such as `F1`: then the set-ups that
             are called so, and where none is, as for F21, those that can show it.
+        package: whose releases the rows are: trl, or transformers, each with the trl of its day.
 
     Raises:
         UnknownRelease: no set-up is about these failures.
@@ -159,20 +160,20 @@ def table(failures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     chosen = chosen or [row for row in setups if set(row.failures) & set(failures)]
     if not chosen:
         raise UnknownRelease(f"no set-up of the atlas is about {', '.join(failures)}. Next: an id of docs/atlas.md")
-    columns = [column for column in columns if column.name.startswith("trl-")]
+    columns = [column for column in columns if column.name.startswith(f"{package}-") and package in column.versions]
     found = [row for row in chosen if row.id in failures or any(_is_found(column, row) for column in columns)]
     seen = found or chosen
     rows: list[list[str]] = []
     first = ""
     for column in columns:
         states = [column.states.get(row.id, (NOT_MEASURED, ""))[0] for row in seen]
-        last = column.versions["trl"]
+        last = column.versions[package]
         if rows and rows[-1][1:] == states:
             rows[-1][0] = f"{first} to {last}"
         else:
             first = last
             rows.append([first, *states])
-    return ["trl", *(row.id for row in seen)], rows
+    return [package, *(row.id for row in seen)], rows
 
 
 def _is_found(column: Column, row: Setup) -> bool:

@@ -10,12 +10,13 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from failurelab.errors import FailureLabError
-from failurelab.failures import predicates
+from failurelab.failures import figures, predicates
 from failurelab.failures.toml_table import Table
 
 VERDICTS = ("true", "partly true", "refuted")
 KNOWN_BY = ("run", "code", "thread")
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
+_MOST = 4  # predicates of a mechanism
 _ID = re.compile(r"F[1-9]\d*[a-z]?")
 _THREAD = re.compile(r"([\w.-]+) #(\d+)")
 _REPOSITORIES = {
@@ -54,7 +55,8 @@ class Stack:
     """Versions that belong together: each package named must be installed in a version that its specifier holds.
 
     `only_own_code` says that trl's trainers are spared in these versions and a loop of one's own is not. `only_where`
-    says of which machines it holds, such as those without Triton; elsewhere these versions are spared.
+    says of which machines it holds, such as those without Triton; elsewhere these versions are spared. `probes` are
+    patterns of the atlas' set-ups that hold this statement; where there are none, `not_measured` says why.
     """
 
     what: str
@@ -62,6 +64,12 @@ class Stack:
     thread: str = ""
     only_own_code: bool = False
     only_where: str = ""
+    probes: tuple[str, ...] = ()
+    not_measured: str = ""
+
+    def asks(self, probe: str) -> bool:
+        """Return whether a set-up of the atlas, by its id, holds this statement."""
+        return any(re.fullmatch(pattern, probe) for pattern in self.probes)
 
     def holds(self, installed: Mapping[str, str]) -> bool:
         """Return whether `installed` (package to version) is in it, by the release that each version is or precedes.
@@ -91,6 +99,34 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """One way in which a failure comes about, as predicates over figures; `verdicts.judge` decides by it.
+
+    Attributes:
+        name: in a word or three, such as `mask`.
+        found: what holds, all of it, of a run that has the failure in this way.
+        needs: what holds of a run that could show it: prompts of different lengths, rewards that differ.
+        applies: what holds of a set-up that can have it at all; nothing where every one can.
+        control: which mistake is planted to see that the measurement would find it.
+        says: what was found, with `{figure}` for values; `says_zh` in Chinese.
+    """
+
+    name: str
+    found: tuple[predicates.Predicate, ...]
+    needs: tuple[predicates.Predicate, ...]
+    applies: tuple[predicates.Predicate, ...]
+    control: str
+    says: str
+    says_zh: str
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of all figures that its predicates are about."""
+        every = (*self.applies, *self.needs, *self.found)
+        return tuple(dict.fromkeys(name for predicate in every for name in predicate.names))
+
+
+@dataclasses.dataclass(frozen=True)
 class Failure:
     """One thing that goes wrong; see the fields of the files in this folder.
 
@@ -105,7 +141,7 @@ class Failure:
     what_breaks: str
     symptoms: tuple[str, ...]
     root_cause: str
-    signature: tuple[predicates.Predicate, ...]
+    mechanisms: tuple[Mechanism, ...]
     eras: tuple[str, ...]
     check: str
     fix: str
@@ -167,10 +203,6 @@ def _failure(path: pathlib.Path) -> Failure:
     id = raw.text("id")
     if not _ID.fullmatch(id) or path.stem != id:
         raise RegistryError(f"{path.name}: id is {id!r}; it must be F and a number, and the file must be called so")
-    try:
-        signature = predicates.parse_all(raw.take("signature", list))
-    except predicates.PredicateError as error:
-        raise RegistryError(f"{path.name}: signature: {error}") from error
     failure = Failure(
         id=id,
         title=raw.text("title"),
@@ -179,7 +211,7 @@ def _failure(path: pathlib.Path) -> Failure:
         what_breaks=raw.text("what_breaks"),
         symptoms=raw.texts("symptoms"),
         root_cause=raw.text("root_cause").strip(),
-        signature=signature,
+        mechanisms=tuple(_mechanism(table) for table in raw.tables("mechanism")),
         eras=raw.texts("eras"),
         check=raw.text("check"),
         fix=raw.text("fix"),
@@ -195,10 +227,30 @@ def _failure(path: pathlib.Path) -> Failure:
     for text in failure.notices:
         if text not in failure.symptoms:
             raise RegistryError(f"{path.name}: notices: {text!r} is none of its symptoms")
-    for key in ("signature", "affected", "threads"):
+    for key in ("mechanisms", "affected", "threads"):
         if not getattr(failure, key):
             raise RegistryError(f"{path.name}: {key} is empty; a failure has at least one")
     return failure
+
+
+def _mechanism(raw: Table) -> Mechanism:
+    read: dict[str, tuple[predicates.Predicate, ...]] = {}
+    for key in ("found", "needs", "applies"):
+        try:
+            read[key] = predicates.parse_all(raw.texts(key, None if key == "found" else ()))
+        except predicates.PredicateError as error:
+            raise raw.error(key, str(error)) from error
+    mechanism = Mechanism(
+        name=raw.text("name"), control=raw.text("control"), says=raw.text("says"), says_zh=raw.text("says_zh"), **read
+    )
+    raw.done()
+    if not mechanism.found or sum(map(len, read.values())) > _MOST:
+        raise raw.error("found", f"a mechanism has 1 to {_MOST} predicates: what needs more is a figure of its own")
+    told = (*predicates.fields(mechanism.says), *predicates.fields(mechanism.says_zh))
+    for name in (*mechanism.figures, *told):
+        if name not in figures.table():
+            raise raw.error("found", f"{name!r} is no figure of figures.toml")
+    return mechanism
 
 
 def _stack(raw: Table) -> Stack:
@@ -221,8 +273,16 @@ def _stack(raw: Table) -> Stack:
     if thread:
         _check_thread(raw, thread)
     stack = Stack(
-        raw.text("what"), versions, thread, raw.take("only_own_code", bool, False), raw.take("only_where", str, "")
+        raw.text("what"),
+        versions,
+        thread,
+        raw.take("only_own_code", bool, False),
+        raw.take("only_where", str, ""),
+        raw.texts("probes", ()),
+        raw.text("not_measured", ""),
     )
+    if bool(stack.probes) == bool(stack.not_measured):
+        raise raw.error("probes", "name the set-ups of the atlas that hold it, or say why in not_measured")
     raw.done()
     return stack
 

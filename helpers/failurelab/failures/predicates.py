@@ -1,8 +1,8 @@
-"""Predicates over measured figures: what a failure's signature and a lab's healthy run are written in.
+"""Predicates over measured figures: what a failure's mechanisms and a lab's healthy run are written in.
 
 A failure need not raise anything: "24 of 25 tensors have no gradient" is one, and so is "the rollouts are worse than
-the model". So a signature is a list of statements about figures, in a language small enough to be read by people and
-checked without `eval`:
+the model". So it is told by statements about figures, in a language small enough to be read by people and checked
+without `eval`:
 
     tensors_without_gradient > 0
     accuracy_after >= accuracy_before          the right side may be another figure
@@ -13,6 +13,9 @@ In TOML a predicate is such a string, or a table with `check` and what to say wh
 `{figure}` stands for the measured value:
 
     {check = "tensors_without_gradient == 0", fails = "{tensors_without_gradient} tensors still have no gradient"}
+
+A predicate has three values. A figure that is None or NaN was not measured: then the predicate is neither true nor
+false but unknown, None, and nobody may take that for a pass.
 """
 
 import dataclasses
@@ -39,7 +42,7 @@ class PredicateError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class FigureName:
     """The right side of a predicate where it is another figure."""
 
     name: str
@@ -59,12 +62,12 @@ class Predicate:
 
     figure: str
     op: str
-    value: Value | Figure
+    value: Value | FigureName
     when_holds: str = ""
     when_fails: str = ""
 
     def __str__(self) -> str:
-        if isinstance(self.value, Figure):
+        if isinstance(self.value, FigureName):
             right = self.value.name
         elif isinstance(self.value, bool):
             right = str(self.value).lower()
@@ -75,18 +78,18 @@ class Predicate:
     @property
     def names(self) -> tuple[str, ...]:
         """The figures that are needed to evaluate it."""
-        return (self.figure, self.value.name) if isinstance(self.value, Figure) else (self.figure,)
+        return (self.figure, self.value.name) if isinstance(self.value, FigureName) else (self.figure,)
 
-    def holds(self, figures: Mapping[str, Value]) -> bool:
-        """Return whether it holds. A figure that is None or NaN could not be measured: nothing holds of it.
+    def holds(self, figures: Mapping[str, Value]) -> bool | None:
+        """Return whether it holds; None, unknown, where a figure is None or NaN, which could not be measured.
 
         Raises:
             PredicateError: a figure it names is absent, or the two sides cannot be compared, a text and a number, say.
         """
         left = _look_up(figures, self.figure, self)
-        right = _look_up(figures, self.value.name, self) if isinstance(self.value, Figure) else self.value
+        right = _look_up(figures, self.value.name, self) if isinstance(self.value, FigureName) else self.value
         if any(side is None or (isinstance(side, float) and math.isnan(side)) for side in (left, right)):
-            return False
+            return None
         if self.op == "~":
             if not isinstance(left, str) or not isinstance(right, str):
                 raise PredicateError(f"{self}: ~ finds a regular expression in a text, and {self.figure} is {left!r}")
@@ -97,7 +100,7 @@ class Predicate:
 
     def describe(self, figures: Mapping[str, Value]) -> str:
         """Return in words how it stands: its own text for the outcome, else the predicate and the measured values."""
-        text = self.when_holds if self.holds(figures) else self.when_fails
+        text = self.when_holds if self.holds(figures) else self.when_fails  # unknown is no pass
         if text:
             return fill(text, figures)
         values = ", ".join(f"{name} is {shown(figures[name])}" for name in dict.fromkeys(self.names))
@@ -135,13 +138,13 @@ def _read(text: str) -> Predicate:
             "number, true, false, a quoted text or another figure's name"
         )
     figure, op, right = match.groups()
-    value: Value | Figure
+    value: Value | FigureName
     if right[0] in "'\"":
         value = right[1:-1]
     elif right in _WORDS:
         value = _WORDS[right]
     elif re.fullmatch(_NAME, right):
-        value = Figure(right)
+        value = FigureName(right)
     else:
         value = float(right) if re.search(r"[.eE]", right) else int(right)
     if op == "~":
@@ -160,12 +163,12 @@ def parse_all(sources: Iterable[str | Mapping[str, str] | Predicate]) -> tuple[P
 
 
 def failing(predicates: Iterable[Predicate], figures: Mapping[str, Value]) -> list[Predicate]:
-    """Return those that do not hold, in order.
+    """Return those that do not hold, or of which that is unknown, in order.
 
     Raises:
         PredicateError: one names a figure that is absent.
     """
-    return [predicate for predicate in predicates if not predicate.holds(figures)]
+    return [predicate for predicate in predicates if predicate.holds(figures) is not True]
 
 
 def fill(template: str, figures: Mapping[str, Value]) -> str:

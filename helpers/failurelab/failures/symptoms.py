@@ -36,7 +36,7 @@ _NEXT = (
 )
 _FLAT = (
     "Loss, grad_norm and the spread of the rewards are 0 in every line: the rewards of each group are equal, so there "
-    "is nothing to learn from.\n  decides: guards.RewardGuard(trainer) tells why"
+    "is nothing to learn from.\n  decides: failurelab preflight asks each function, and tells why"
 )
 _RENAMED = (
     "transformers 5.23 has renamed gradient_checkpointing to activation_checkpointing: no failure. Every config of trl "
@@ -156,9 +156,15 @@ def _is_part(match: Match, matches: dict[tuple[str, str], Match]) -> bool:
 
 
 def describe(lines: Iterable[str], installed: Mapping[str, str] | None = None) -> str:
-    """Return what a log says: what guards measured, texts of failures with what decides, and what its figures show.
+    """Return what a log says; see `look_up`."""
+    return look_up(lines, installed)[0]
 
-    An error about a name is told with the releases that have it; `installed` is package to version, where it is known.
+
+def look_up(lines: Iterable[str], installed: Mapping[str, str] | None = None) -> tuple[str, int]:
+    """Return what a log says, and the exit status of the command: 1 where nothing in the log is known, else 0.
+
+    It says what guards measured, the texts of failures with what decides, and what the log's figures show. An error
+    about a name is told with the releases that have it; `installed` is package to version, where it is known.
     """
     read = Log(lines)
     matches = find_matches(read)
@@ -169,10 +175,11 @@ def describe(lines: Iterable[str], installed: Mapping[str, str] | None = None) -
     parts += [_RENAMED] if read.has_renamed else []
     parts += [_FLAT] if read.is_flat() else [_LOSS_OF_ZERO] if read.has_loss_of_zero() else []
     if not parts:
-        return f"None of the known texts is in it (lines read: {read.total}). Most failures print none.\n{_NEXT}"
+        said = f"None of the known texts is in it (lines read: {read.total}). Most failures print none.\n{_NEXT}"
+        return said, 1
     measured = atlas.cite(installed) if matches else ""
     parts += [f"Known of {'these releases' if installed else 'the releases here'}: {measured}"] if measured else []
-    return "\n\n".join([*parts, _NEXT])
+    return "\n\n".join([*parts, _NEXT]), 0
 
 
 class Log:

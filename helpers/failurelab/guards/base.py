@@ -12,12 +12,14 @@ import logging
 import pathlib
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from failurelab import failures
 from failurelab.errors import raises_own
+from failurelab.failures import verdicts
 from failurelab.handles import is_unseen
 
 REPORT = "failurelab.json"
@@ -138,9 +140,38 @@ class Guard(TrainerCallback):
                 own = "Next: " in str(error)  # an error of this house says what to do; its type adds nothing
                 self._could_not_check(str(error) if own else f"{type(error).__name__}: {error}")
 
-    def _held(self, message: str) -> None:
-        """Say at log level INFO what was checked and held."""
-        self._leave("held", message)
+    def _held(self, message: str, failures: tuple[str, ...] = ()) -> None:
+        """Say at log level INFO what was checked and held, of all that the guard looks for or of these failures."""
+        self._leave("held", message, failures)
+        _log.info("%s: %s", type(self).__name__, message)
+
+    def _finds(self, id: str, figures: verdicts.Figures, mechanism: str = "") -> verdicts.Judgement | None:
+        """Return what the registry says of figures in which it finds a failure; None where it does not."""
+        judged = verdicts.judge(failures.get(id), [figures])
+        found = judged.verdict == verdicts.FOUND and mechanism in ("", judged.mechanism)
+        return judged if found else None
+
+    def _conclude(
+        self,
+        message: str,
+        places: Sequence[verdicts.Figures],
+        controls: Mapping[str, verdicts.Figures],
+        ids: Sequence[str] = (),
+    ) -> None:
+        """Leave what the registry says of failures that were not found: held, or what was missing to say so."""
+        verdict_of = {id: verdicts.judge(failures.get(id), places, controls) for id in ids or self.failures}
+        held = tuple(id for id, judged in verdict_of.items() if judged.verdict == verdicts.HELD)
+        if held:
+            self._held(message, held)
+        for id, judged in verdict_of.items():
+            if judged.verdict in (verdicts.NOT_CHECKED, verdicts.FOUND):  # of too little to be told as found
+                self._not_seen(f"{message}; {id} is not checked: {judged.missing or judged.says}", (id,))
+        if not held and all(judged.verdict == verdicts.NOT_APPLICABLE for judged in verdict_of.values()):
+            self._nothing_to_check(message)
+
+    def _not_seen(self, message: str, ids: tuple[str, ...]) -> None:
+        """Say at log level INFO what this run could not have shown: nothing is wrong with it by that."""
+        self._leave("not checked", message, ids)
         _log.info("%s: %s", type(self).__name__, message)
 
     def _nothing_to_check(self, message: str) -> None:

@@ -14,11 +14,14 @@ Upstream: TRL #2770 (swallowed argument), #2773 (all rows made, then cut).
 import dataclasses
 import statistics
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from failurelab import plants
+from failurelab.failures.predicates import Value
 from failurelab.guards.base import Action, Guard
 from failurelab.logits import NAMES, keep_argument, kept_rows
 from failurelab.measure.alignment import MisalignedLogProbs, check_alignment
@@ -36,10 +39,19 @@ class LogitsReport(ScoredRows):
     Attributes:
         probe: the message of `check_alignment`; "" if all is right or it was not asked.
         contrast: how far the nearest known mistake is from the truth, in nats, says the probe; 0 if it was not asked.
+        measured: the probe's figures, where it was asked.
+        planted: what the same gradient says beside ids that are moved by one, or the probe of the nearest mistake.
     """
 
     probe: str = ""
     contrast: float = 0.0
+    measured: Mapping[str, Value] = dataclasses.field(default_factory=dict, compare=False)
+    planted: Mapping[str, Mapping[str, Value]] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What the registry's F3b is about."""
+        return dict(self.measured) or super().figures
 
 
 class LogitsGuard(Guard):
@@ -96,7 +108,8 @@ class LogitsGuard(Guard):
         `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
         """
         if self.report is None and (rows := read_scored_rows(gradient, ids)):
-            self.report = LogitsReport(**vars(rows))
+            planted = {"rows moved by one": plants.rows_moved(gradient, ids)}
+            self.report = LogitsReport(**vars(rows), planted=planted)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what was read, before the optimizer's step."""
@@ -116,7 +129,7 @@ class LogitsGuard(Guard):
                 f"the model makes {report.made} rows of logits for each sequence where {report.needed} are used: "
                 f"{size:.1f} MiB instead of {size * report.needed / report.made:.1f}. {self._cure()}"
             )
-        if report.scored and report.shift != 0:
+        if self._finds("F3b", report.figures):
             target = "tokens that do not come next"
             if report.shift is not None:
                 target = f"the token {report.shift + 1} further on" if report.shift + 1 else "the token just read"
@@ -128,10 +141,10 @@ class LogitsGuard(Guard):
                 report,
             )
         elif report.made <= _WASTE * report.needed:
-            if report.scored:
-                self._held(f"{report.scored} rows of logits are scored against the next token")
-            else:
-                self._held(f"{report.needed} of {report.made} rows of logits are used; no row says for which token")
+            message = f"{report.scored} rows of logits are scored against the next token"
+            if not report.scored:
+                message = f"{report.needed} of {report.made} rows of logits are used; no row says for which token"
+            self._conclude(message, [report.figures], report.planted)
 
     def _cure(self) -> str:
         """Return what to do; which name the model takes is asked only where something was found."""
@@ -169,8 +182,10 @@ class LogitsGuard(Guard):
             self.report = LogitsReport(probe=str(error))
             self._trip(str(error), self.report)
         else:
-            self.report = LogitsReport(contrast=alignment.contrast)
-            self._held("log-probabilities are those of the completion's tokens, says the known-answer probe")
+            planted = {"the nearest known mistake": plants.nearest_mistake(alignment.contrast)}
+            self.report = LogitsReport(contrast=alignment.contrast, measured=alignment.figures, planted=planted)
+            message = "log-probabilities are those of the completion's tokens, says the known-answer probe"
+            self._conclude(message, [alignment.figures], planted)
 
 
 def _fused_scores(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:

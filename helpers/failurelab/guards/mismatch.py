@@ -16,18 +16,18 @@ Upstream: TRL #3029, #4159, #2698, #5312, #5814, #5224.
 """
 
 import collections
-import contextlib
 import dataclasses
 import importlib.metadata
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from failurelab import mismatch, zero3
+from failurelab import mismatch, plants, zero3
 from failurelab._unwrap import unwrap
+from failurelab.failures import verdicts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import eval_mode, wrap_method
 from failurelab.logits import completion_logps
@@ -54,9 +54,7 @@ _COPIED = (
 )
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 _ROWS = 32  # completions of a batch that are compared
-_EFFECTIVE = 0.5  # the smallest healthy effective sample size of the sequences' weights, as a share
 _SEQUENCES = 4  # whose logits are kept until the gradient is there
-_OFF = 0.02  # share by which a temperature that was read may differ
 _PASSES = 8  # whose gradients are read, until one shows the temperature
 _LEFT = 1 / 3  # of the gap, at most, where undoing a suspect explains it
 _ROUNDED = 3.0  # times what rounding the policy's own weights does: the gap is of that size
@@ -122,6 +120,8 @@ class EngineMismatchGuard(Guard):
         self._called: set[str] = set()  # `model` and `decoder`, since the rollout function was asked
         self._read: float | None = None
         self._hidden = False
+        self._places: list[verdicts.Figures] = []
+        self._controls: dict[str, verdicts.Figures] = {}
         self._unread = 0  # passes whose gradient is not that of scores
         self._start = _weights(model) if model is not None and self.history else {}
         self._older: collections.deque[tuple[int, dict[str, torch.Tensor]]] = collections.deque(maxlen=self.history)
@@ -160,7 +160,7 @@ class EngineMismatchGuard(Guard):
         if gap is None or "gap" in self._said:
             return
         self.report = dataclasses.replace(self.report, logged=gap)
-        if gap.last > mismatch.LARGEST_MEAN:
+        if self._finds("F16", {"policy_gap": gap.last}):
             cause = gap.looks_like or "unknown"
             self.report = dataclasses.replace(self.report, looks_like=cause)
             self._say(
@@ -175,16 +175,19 @@ class EngineMismatchGuard(Guard):
             if self.report.logged:
                 self._held(str(self.report.logged))
             elif self.report.gaps:
-                self._held(f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}")
+                message = f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}"
+                self._conclude(message, self._places, self._controls, ("F16",))
             elif self._pairs:
                 self._nothing_to_check("no second engine, and a loss of pairs, whose scores are right at temperature 1")
-            elif self._read is None and self._unread and abs(self._sampled() - 1) > _OFF:
+            elif self._read is None and self._unread and self._sampled() != 1:
                 self._could_not_check(
                     f"tokens are drawn at temperature {self._sampled():g}. At which they are scored cannot be read: "
                     "the gradient of the logits is not that of scores alone, as under an entropy bonus"
                 )
             elif self._read is not None:
-                self._held(f"no second engine, and tokens are scored at the sampling's temperature, {self._read:.2f}")
+                message = f"no second engine, and tokens are scored at the sampling's temperature, {self._read:.2f}"
+                figures = mismatch.temperature_figures(self._read, self._sampled())
+                self._conclude(message, [figures], self._controls, ("F15",))
             elif not getattr(args, "use_vllm", False):
                 self._nothing_to_check("the trainer generates by itself: there is no second engine to compare with")
         super().on_train_end(args, state, control)
@@ -258,7 +261,7 @@ class EngineMismatchGuard(Guard):
             self._say("answer", str(error))
             return
         self.report = dataclasses.replace(self.report, gaps=(*self.report.gaps, (step, gap)))
-        off = gap.mean > mismatch.LARGEST_MEAN or gap.effective < _EFFECTIVE
+        off = bool(self._finds("F16", gap.figures) or self._finds("F17", gap.figures))
         if not off and _LEFT * gap.mean > self.report.gaps[0][1].mean and self._start:
             # adapters and small rates move the policy slowly: below the bound only old weights can explain the growth
             off = min(self._with_older(batch, engine, mask)) <= _LEFT * gap.mean
@@ -266,8 +269,22 @@ class EngineMismatchGuard(Guard):
             undone, cause = self._undo(batch, policy, engine, mask, gap)
             self.report = dataclasses.replace(self.report, undone=undone, looks_like=cause)
             self._say("gap", self._describe(gap))
+        if not number & (number - 1):  # the first batch, and then ever fewer
+            self._plant(batch, policy, mask, gap)
         if self.history and "gap" not in self._said:
             self._older.append((step, _weights(trainer.model)))
+
+    def _plant(self, batch: Any, policy: torch.Tensor, mask: torch.Tensor, gap: mismatch.Gap) -> None:
+        """Score the batch with the weights of the start, as an engine that got no others would."""
+        counts = mask.bool()
+
+        def score() -> torch.Tensor:
+            return self._score(batch, self._temperature)[counts]
+
+        if self._start:
+            planted = plants.first_weights(self._trainer().model, self._start, score, policy[counts])
+            self._places.append(gap.figures | {"policy_moved": planted["policy_gap"]})
+            self._controls["the first weights"] = planted
 
     def _describe(self, gap: mismatch.Gap) -> str:
         (first, then), (step, _) = self.report.gaps[0], self.report.gaps[-1]
@@ -296,7 +313,9 @@ class EngineMismatchGuard(Guard):
         undone = {"temperature": min(temperatures.values())}
         if self._start:
             undone["stale"] = min(self._with_older(batch, engine, mask))
-        with _other_weights(model, {name: w.bfloat16().to(w.dtype) for name, w in _weights(model, False).items()}):
+        with mismatch.other_weights(
+            model, {name: w.bfloat16().to(w.dtype) for name, w in _weights(model, False).items()}
+        ):
             rounded = self._score(batch, self._temperature)
         undone["dtype"] = left(rounded)
         noise = float((rounded - policy).abs()[counts].mean())
@@ -322,7 +341,7 @@ class EngineMismatchGuard(Guard):
         """Return the mean gap that each set of older weights leaves."""
         gaps = []
         for weights in (self._start, *(weights for _, weights in self._older)):
-            with _other_weights(self._trainer().model, weights):
+            with mismatch.other_weights(self._trainer().model, weights):
                 scores = self._score(batch, self._temperature)
             gaps.append(float((scores - engine).abs()[mask.bool()].mean()))
         return gaps
@@ -360,13 +379,14 @@ class EngineMismatchGuard(Guard):
             self._unread += bool(gradient.any())
             return
         self._read = scored
+        self._controls["scores at temperature 1"] = plants.scored_at(logits, gradient, self._sampled())
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare the temperature that was read, where the trainer's own scores were."""
         sampled = self._sampled()
         if self._hidden:
             self._read = None
-        elif self._read is not None and abs(self._read / sampled - 1) > _OFF:
+        elif self._finds("F15", mismatch.temperature_figures(self._read, sampled)):
             self.report = dataclasses.replace(self.report, looks_like="temperature")
             self._say(
                 "temperature",
@@ -395,17 +415,3 @@ def _weights(model: nn.Module, trainable: bool = True) -> dict[str, torch.Tensor
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point() and (parameter.requires_grad or not trainable)
     }
-
-
-@contextlib.contextmanager
-def _other_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Let the model have other weights for a block."""
-    named = dict(model.named_parameters())
-    before = {name: named[name].data for name in weights}
-    try:
-        for name, other in weights.items():
-            named[name].data = other.to(before[name])
-        yield
-    finally:
-        for name, data in before.items():
-            named[name].data = data

@@ -10,7 +10,7 @@ Upstream: TRL #2760.
 
 from typing import Any
 
-from failurelab import placement
+from failurelab import placement, plants
 from failurelab.guards.base import Action, Guard
 
 
@@ -32,8 +32,11 @@ class PlacementGuard(Guard):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Check every tensor of the model once."""
         report = self.report = placement.check(model, args.device)
-        split = len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
-        if report.first_to_fail or report.problems or (report.elsewhere and not split):
-            self._trip(str(report), report)
-        else:
-            self._held(str(report))
+        figures = {**report.figures, "placement_refused": False}  # else the trainer had not been made
+        if found := tuple(id for id in self.failures if self._finds(id, figures)):
+            self._trip(str(report), report, found)
+            return
+        controls = {"tensors on another device": plants.first_gpu(model, args.device)}
+        if figures["models_in_4bit"]:
+            controls["scales moved to another device"] = plants.scales_moved(model, args.device)
+        self._conclude(str(report), [figures], controls)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from failurelab import _greedy, rollouts
+from failurelab.failures import verdicts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
 
@@ -51,11 +52,13 @@ class RolloutGuard(Guard):
         self.prompts, self.max_prompts, self.max_new_tokens = prompts, max_prompts, max_new_tokens
         self.tokenizer = tokenizer
         self._rounding: float | None = None
+        self._places: list[verdicts.Figures] = []  # of the batches that were judged
+        self._controls: dict[str, verdicts.Figures] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Wait for the trainer to call `generate`."""
         self._stop()
-        self.report = None
+        self.report, self._places, self._controls = None, [], {}
         for option in ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged"):
             if getattr(args, option, False):
                 self._could_not_check(f"with {option} the trainer generates without model.generate: nothing is judged")
@@ -84,7 +87,7 @@ class RolloutGuard(Guard):
         generation_config: Any = None,
         **kwargs: Any,
     ) -> None:
-        if generate.__self__ is not model or not model.training:
+        if getattr(generate, "__self__", model) is not model or not model.training:
             return  # a copy, such as a reference model; or eval mode
         ids = kwargs.pop("input_ids", inputs)
         mask = kwargs.pop("attention_mask", None)
@@ -108,11 +111,16 @@ class RolloutGuard(Guard):
         self.report = rollouts.compare(
             model, tokenizer, ids, mask, generate=generate, rounding=self._rounding, **config, **kwargs
         )
-        if not self.report.agrees:
+        self._places.append(self.report.figures)
+        self._controls |= self.report.planted
+        if self._finds("F7", self.report.figures):
             self._stop()
             self._trip(str(self.report), self.report)
+            return
+        if self.report.unplanted:
+            self._could_not_check(f"the controls of F7 cannot be planted in this model: {self.report.unplanted}")
         else:
-            self._held(f"checked {len(self.report.rollouts)} prompts: {self.report}")
+            self._conclude(f"checked {len(self.report.rollouts)} prompts: {self.report}", self._places, self._controls)
 
 
 def _shortest(ids: torch.Tensor, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,9 +11,11 @@ explain the difference, it prints those that the trainer gave beside those of th
 
 import functools
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from failurelab import textbook
+from failurelab.failures import verdicts
 from failurelab.guards.base import Guard
 from failurelab.handles import keep_random_state
 from failurelab.textbook.ranks import RanksApart
@@ -23,9 +25,10 @@ class StepGuard(Guard):
     """Warn or stop when an optimizer step's gradient is not that of its algorithm.
 
     Of several processes each needs one; what it says is the same on all, and rank 0 says it.
-    It changes nothing in the run: weights, random state and rewards are those of a run without it. `report` is the last
-    `textbook.Comparison`. What a step cannot show, such as the KL term while the policy is still its reference, is
-    said at log level INFO, and stands in `report.not_shown`.
+    In the first step that is compared mistakes are planted in the textbook, at the price of some six more passes: what
+    would not show is not held. It changes nothing in the run: weights, random state and rewards are those of a run
+    without it. `report` is the last `textbook.Comparison`. What a step cannot show, such as the KL term while the
+    policy is still its reference, is said at log level INFO, and stands in `report.not_shown`.
 
     Args:
         trainer: the trainer that it is added to; callbacks are not given it.
@@ -50,6 +53,7 @@ class StepGuard(Guard):
         self.every, self.suspects = every, suspects
         self._trainer = weakref.ref(trainer)
         self._recorder: textbook.Recorder | None = None
+        self._controls: Mapping[str, verdicts.Figures] = {}  # of the first step that showed them
         self._first = 1
 
     def _wanted(self, step: int) -> bool:
@@ -58,14 +62,14 @@ class StepGuard(Guard):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen."""
         self._stop()
-        self.report, self._recorder = None, None
+        self.report, self._recorder, self._controls = None, None, {}
         trainer = self._trainer()
         reasons = textbook.why_not_here(trainer)
         if reasons:
             self._could_not_check("; ".join(reasons))
             return
         self._first = state.global_step + 1
-        recorder = textbook.Recorder(trainer, self._wanted)
+        recorder = textbook.recorder_of(trainer, self._wanted)
         self._listening.callback(recorder.detach)
         recorder.attach()
         try:
@@ -88,20 +92,22 @@ class StepGuard(Guard):
         evidence = self._recorder.evidence()
         ranks = evidence.ranks
         with keep_random_state():
-            report = self.report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects)
+            planted = not self._controls
+            report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects, with_controls=planted)
+        self.report, self._controls = report, self._controls or report.planted
         if ranks.number and self.action != "stop" and not ranks.split:
             self._has_said = True  # the same, by rank 0
             return
         for line in report.not_shown:
             self._nothing_to_check(f"step {report.step}, NOT CHECKED: {line}")
-        found = [report.texts] if report.texts else []
-        if report.verdict == "FOUND":
-            found.insert(0, report.reason)
+        paid = [reward for row in evidence.rows for reward in row.rewards if reward is not None]
+        figures = report.figures | {"rewards_spread": max(paid, default=0.0) - min(paid, default=0.0)}
+        found = [report.reason] * bool(self._finds("F21", figures)) + [report.texts] * bool(report.texts)
         if found:
             table = f"\n{report.table}" if report.table else ""
             self._trip(f"step {report.step}: {'; '.join(found)}{table}", report)
-        elif report.verdict == "HELD":
-            self._held(f"step {report.step}: {report.reason}")
+        elif report.apart is not None:
+            self._conclude(f"step {report.step}: {report.reason}", [figures], self._controls)
         else:
             self._could_not_check(f"step {report.step}: {report.reason}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from failurelab import updates
+from failurelab import plants, updates
 from failurelab._text import dtype_name
 from failurelab._unwrap import has_adapter
 from failurelab.guards.base import Action, Guard
@@ -87,8 +87,9 @@ class UpdateGuard(Guard):
     def _forget(self) -> None:
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]] = []
         self._counts = [0, 0, 0.0, 0.0, 0.0]  # elements, changed, predicted, moved past rounding, expected of these
-        self._rest = [0, 0]  # elements and changed ones of tensors that were not zero at first
-        self._steps_seen, self._rate = 0, 0.0
+        self._rest = [0, 0, 0.0]  # of tensors that were not zero at first: elements, changed, those of the control
+        self._compared: list[tuple[int, float]] = []  # of each step that was compared: its number, and the rate
+        self._rate = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin anew."""
@@ -117,9 +118,9 @@ class UpdateGuard(Guard):
         if self._from_zero is None:
             self._from_zero = {id(parameter) for parameter in judged if not parameter.detach().any()}
         rate = max(rates.values())
-        if rate > self._rate:  # it still warms up: what was compared was at a lower one
+        if not self._compared or rate > self._compared[0][1]:  # it still warms up: what was compared was at a lower one
             self._forget()
-            self._rate = rate
+        self._rate = rate
         for parameter in judged:
             if rates.get(id(parameter)) and parameter.grad is not None:
                 weights, gradient = (self._take(each) for each in (parameter, parameter.grad))
@@ -136,10 +137,10 @@ class UpdateGuard(Guard):
             return
         for parameter, weights, moved, rate in before:
             self._count(weights[moved], self._take(parameter)[moved], rate, id(parameter) in (self._from_zero or ()))
-        self._steps_seen += 1
-        if self._steps_seen >= self.steps:
+        self._compared.append((state.global_step + 1, self._rate))
+        if len(self._compared) >= self.steps:
             self._done = True
-            self._judge([row[0] for row in before], optimizer, state.global_step + 1)
+            self._judge([row[0] for row in before], optimizer)
 
     def _take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of at most _SAMPLE elements, evenly spaced."""
@@ -160,27 +161,33 @@ class UpdateGuard(Guard):
         if not from_zero:
             self._rest[0] += before.numel()
             self._rest[1] += int(changed.sum())
+            self._rest[2] += plants.shorter_step(before, after)["elements_moved"] * before.numel()
         self._counts[2] += updates.expected_share(wide, rate, dtype=before.dtype) * before.numel()
         self._counts[3] += int((changed & out_of_reach).sum())
         self._counts[4] += float((rate / gap[out_of_reach]).sum())
 
-    def _judge(self, tensors: list[torch.Tensor], optimizer: Any, step: int) -> None:
+    def _judge(self, tensors: list[torch.Tensor], optimizer: Any) -> None:
         (elements, changed), (predicted, moved, expected) = map(int, self._counts[:2]), self._counts[2:]
         dtypes = tuple(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
         zeros = sum(id(tensor) in (self._from_zero or ()) for tensor in tensors)
         rest = self._rest[1] / self._rest[0] if self._rest[0] else None
         # a tensor that begins at zero moves while it is small: it says nothing of later steps, and the run learns by it
-        grade = updates.grade(changed / elements, self.least)
+        figures = {"tensors_trainable": len(tensors), "elements_moved": changed / elements}
+        lost = self._finds("F9", figures | {"elements_moved": changed / elements * updates.LOST / self.least})
+        grade = "lost" if lost else updates.grade(changed / elements, 0)
         if grade == "whole" and rest is not None:
             grade = updates.grade(rest, 0)
         self.report = report = RoundedReport(elements, changed, predicted / elements, dtypes, zeros, rest, grade)
         others = f" ({zeros} that began at zero aside, {rest:.2%})" if zeros and rest is not None else ""
+        (first, highest), (last, lowest) = self._compared[0], self._compared[-1]
+        rates = f"learning rate {highest:g}" if highest == lowest else f"learning rates of {highest:g} to {lowest:g}"
         found = (
-            f"in step {step}, at learning rate {self._rate:g}, {report.share:.2%} of the elements with a gradient "
+            f"in steps {first} to {last} together, at {rates}, {report.share:.2%} of the elements with a gradient "
             f"changed{others} ({' and '.join(dtypes)}, {len(tensors)} tensors; {report.predicted:.2%} are predicted)"
         )
         if grade == "whole":
-            self._held(found)
+            shorter = self._rest[2] / self._rest[0] if self._rest[0] else None
+            self._conclude(found, [figures], {"a step a thousandth as long": {"elements_moved": shorter}}, ("F9",))
         elif _keeps_copies(optimizer, tensors):
             self._held(f"{found}; the optimizer keeps beside the weights what rounding loses")
         elif moved > 0.1 * expected:

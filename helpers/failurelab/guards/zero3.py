@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from failurelab import zero3
+from failurelab import plants, zero3
+from failurelab.failures import verdicts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
 
@@ -38,6 +39,7 @@ class Zero3Guard(Guard):
         super().__init__(action)
         self._trainer: Callable[[], Any] = weakref.ref(trainer)
         self._watched = 0  # hand-overs and generations seen
+        self._figures: verdicts.Figures = {}  # of the last of them
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen; the engine is there by now."""
@@ -47,6 +49,7 @@ class Zero3Guard(Guard):
         if trainer is None or not zero3.partitioned(trainer.model):
             self._nothing_to_check("no parameter is partitioned by ZeRO-3, so there is nothing to watch")
             return
+        self._bare = plants.bare_model(trainer.model)
         watched: list[tuple[Any, str, Any]] = [(trainer.accelerator, "unwrap_model", self._around_unwrap)]
         if callable(getattr(trainer.model, "generate", None)):
             watched.append((trainer.model, "generate", self._around_generate))
@@ -56,7 +59,8 @@ class Zero3Guard(Guard):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""
         if self._watched and self.report is None:
-            self._held(f"saw generation {self._watched} times: the engine was handed over, or ZeRO-3's hooks were out")
+            message = f"saw generation {self._watched} times: the engine was handed over, or ZeRO-3's hooks were out"
+            self._conclude(message, [self._figures], {"the bare model handed over": self._bare})
         super().on_train_end(args, state, control)
 
     def _around_unwrap(self, unwrap: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,8 +68,8 @@ class Zero3Guard(Guard):
         return unwrap(*args, **kwargs)
 
     def _judge_unwrap(self, model: Any, *_: Any, **__: Any) -> None:
-        if where := _find_caller():
-            self._judge(model, where, zero3.is_engine(model))
+        if where := _find_caller():  # an engine takes the hooks out, and the bare model keeps them
+            self._judge(model, where, {"generates_without_hooks": zero3.is_engine(model)})
 
     def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._check(self._judge_generate, generate)
@@ -73,11 +77,12 @@ class Zero3Guard(Guard):
 
     def _judge_generate(self, generate: Any) -> None:
         model = generate.__self__
-        self._judge(model, "generate", not zero3.hooks(model))
+        self._judge(model, "generate", {"generates_without_hooks": zero3.figures(model)["generates_without_hooks"]})
 
-    def _judge(self, model: Any, where: str, right: bool) -> None:
+    def _judge(self, model: Any, where: str, measured: verdicts.Figures) -> None:
         self._watched += 1
-        if right or self.report is not None:
+        self._figures = {"zero_stage": 3, "generations": self._watched, **measured}
+        if self.report is not None or not self._finds("F4", self._figures):
             return  # once is enough
         trainer = self._trainer()
         engine = zero3.engine_of(trainer)

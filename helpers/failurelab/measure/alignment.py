@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
+from failurelab.failures.predicates import Value
 from failurelab.handles import eval_mode
 
 # How far a right answer may be from the truth in any case, in nats; the model's own rounding may allow more.
@@ -50,6 +51,11 @@ class Alignment:
     error: float
     tolerance: float
     contrast: float
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What the registry's F3b is about, where the model gives no logits."""
+        return {"rows_made": 0, "log_prob_error": self.error, "log_prob_rounding": self.tolerance}
 
 
 @contextlib.contextmanager

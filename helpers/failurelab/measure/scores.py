@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from failurelab.failures.predicates import Value
+
 _READ = 8  # entries of a row of the gradient
 _OFF = 0.02  # share by which the temperatures of rows may differ
 _FIT = 0.9  # share of the rows that must have one temperature
@@ -36,6 +38,14 @@ class ScoredRows:
     size: int = 0
     scored: int = 0
     shift: int | None = None
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What the registry's F3a and F3b are about; rows that no single shift explains are off by any number."""
+        off = None if not self.scored else math.inf if self.shift is None else self.shift
+        return {
+            "rows_made": self.made, "rows_needed": self.needed, "rows_scored": self.scored, "positions_off": off,
+        }  # fmt: skip
 
 
 def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor) -> float | None:

@@ -24,9 +24,11 @@ import torch
 from torch import nn
 
 from failurelab._text import enclosing_name, first_line, list_names
+from failurelab.failures.predicates import Value
 from failurelab.placement.problems import accelerate_hooks, find_problems, quantized
 
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
+_STATE = KINDS[2]
 _PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code", "state2.offset")
 
 
@@ -57,6 +59,7 @@ class PlacementReport:
             hooks bring their input to (a model split by a device map) do not fail.
         why: what does not fit there.
         problems: other ones, a sentence each that names modules and devices.
+        split: whether a device map puts parts of the model on several devices.
     """
 
     device: str
@@ -65,11 +68,24 @@ class PlacementReport:
     first_to_fail: str
     why: str
     problems: tuple[str, ...]
+    split: bool = False
 
     @property
     def local(self) -> bool:
         """Whether every tensor is on the device and nothing else is wrong."""
         return not (self.elsewhere or self.problems)
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What the registry's F5 and F6 are about; layers that a device map splits on purpose count where they fail."""
+        elsewhere = self.elsewhere if self.first_to_fail or not self.split else ()
+        return {
+            "models_loaded": 1,
+            "models_in_4bit": int(self.tensors.get(_STATE, 0) > 0),
+            "tensors_elsewhere": len(elsewhere),
+            "quantization_elsewhere": sum(placed.kind == _STATE for placed in elsewhere),
+            "placement_problems": len(self.problems),
+        }
 
     def __str__(self) -> str:
         total = sum(self.tensors.values())
@@ -160,7 +176,21 @@ def check(model: nn.Module, device: str | int | torch.device, *, visible: int | 
         first,
         why,
         tuple(problems),
+        len(set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))) > 1,
     )
+
+
+def refusal(model: nn.Module, accelerator: Any) -> dict[str, Value]:
+    """Return whether accelerate refuses a model on the device that it trains on; nothing is moved or wrapped."""
+    refused = ""
+    try:
+        accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+    except ValueError as error:
+        refused = first_line(error)
+    finally:
+        while any(each is model for each in accelerator._models):
+            accelerator._models.pop()
+    return {"placement_refused": bool(refused), "ranks_refused": int(bool(refused)), "refusal": refused}
 
 
 def resolve(device: str | int | torch.device) -> torch.device:

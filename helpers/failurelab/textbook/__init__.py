@@ -18,6 +18,8 @@ from failurelab.textbook.definition_online_dpo import ONLINE_DPO
 from failurelab.textbook.definition_rloo import RLOO
 from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
+from failurelab.textbook.ledger import Ledger, ledger
+from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
@@ -34,6 +36,7 @@ __all__ = [
     "Definition",
     "Evidence",
     "Floor",
+    "Ledger",
     "Options",
     "OutOfMemory",
     "Recorder",
@@ -46,7 +49,9 @@ __all__ = [
     "compare_step",
     "expected_gradient",
     "is_neutral",
+    "ledger",
     "no_textbook",
+    "recorder_of",
     "rows_of",
     "unlisted",
     "why_not_here",

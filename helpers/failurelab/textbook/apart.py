@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from failurelab.failures.predicates import Value
+
 # The healthy band, chosen before any run: float32 without dropout. It widens to three times the measured floor.
 COSINE, SIZE, TIMES = 1e-3, 0.02, 3.0
 NEAR = 0.01  # of the norm: a suspect's gradient is the trainer's, and a rival's is another one
@@ -65,6 +67,17 @@ class Floor:
     def wide(self) -> bool:
         """Whether the bands are too wide to say that a gradient is right."""
         return any(width > most for width, most in zip(self.band, WIDE))
+
+    def figures(self, apart: Apart) -> dict[str, Value]:
+        """Return what the registry's F20 and F21 are about."""
+        cosine, size = self.band
+        return {
+            "step_cosine": apart.cosine,
+            "step_cosine_least": 1 - cosine,
+            "step_size": apart.size,
+            "step_size_off": abs(apart.size - 1),
+            "step_size_most": size,
+        }
 
     def widened(self, apart: Apart) -> "Floor":
         """Return the floor that allows for another pass too."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab.failures.predicates import Value
 from failurelab.textbook import fields, together
 from failurelab.textbook.algorithms import algorithm_of, no_textbook
 from failurelab.textbook.apart import COSINE, NAMES, SAME, Apart, Floor, measure_apart, norm
@@ -28,14 +29,14 @@ from failurelab.textbook.gradient import (
     expected_gradient,
     reward_table,
 )
-from failurelab.textbook.mistakes import suspects_of
 from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
 from failurelab.textbook.recorder import MIXED, Evidence, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
 from failurelab.textbook.solve import Solution
-from failurelab.textbook.suspects import Explanation, Search
+from failurelab.textbook.suspects import BY_STEP, MECHANISMS, OWN_TOKENS, Explanation, Search, suspects_of
 
 BACKWARD = "backward pass of the model"
+PADDING = "padding of the prompts: those of a batch have the same length"
 DRAWS = 12
 BLIND = 0.5  # a floor from which on a direction cannot be told from another
 CANCELS = (
@@ -104,6 +105,25 @@ class Comparison:
         return mistake in self.controls and not self.floor.holds(self.controls[mistake])
 
     @property
+    def blind(self) -> tuple[str, ...]:
+        """What was planted, and would not have shown: of it a right gradient says nothing."""
+        return tuple(name for name in MECHANISMS if name in self.controls and not self.sees(name))
+
+    @property
+    def figures(self) -> dict[str, Value]:
+        """What the registry's F21 is about."""
+        measured: dict[str, Value] = {} if self.apart is None else self.floor.figures(self.apart)
+        whatever = self.verdict == "FOUND" and (self.apart is None or self.floor.holds(self.apart))
+        return measured | {"step_fault": self.reason if whatever else ""}
+
+    @property
+    def planted(self) -> dict[str, dict[str, Value]]:
+        """The figures of F21's controls; of mistakes that were planted in the textbook the one that shows least."""
+        of_rows = [self.controls[name] for name in (*self.blind, *MECHANISMS) if name in self.controls]
+        sizes = {"half the loss": self.floor.figures(Apart(1.0, 0.5, 1.0))} if of_rows else {}
+        return sizes | ({"advantages of other rows": self.floor.figures(of_rows[0])} if of_rows else {})
+
+    @property
     def table(self) -> str:
         """Weights that were solved for, beside those that they should be; "" where they do not explain the gradient."""
         explained = self.solved and self.solved[0].rest <= min(self.floor.near, NAMES)
@@ -158,7 +178,8 @@ def compare_step(
         definition: by default that of the trainer's algorithm.
         with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect, and
             three for the weights that are solved for.
-        with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
+        with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each. It holds only
+            where one of each of MECHANISMS shows.
         variants: other options to compare with too, by name.
     """
     wrong: list[tuple[str, str]] = []
@@ -181,7 +202,7 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+            with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
@@ -310,7 +331,7 @@ class _Comparer:
             backward = measure_backward(self.model, step, of_scores, tally, self.ranks)
             if backward.wrong:
                 verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
-        return Comparison(
+        report = Comparison(
             verdict,
             self._reason(verdict, nearest, floor, tally, found, reading),
             apart=nearest,
@@ -326,6 +347,10 @@ class _Comparer:
             solved=found.solved,
             backward=backward,
         )
+        if verdict == "HELD" and report.blind:
+            why = f"{report.reason}; with {' or '.join(report.blind)} planted it looks the same"
+            return dataclasses.replace(report, verdict="NOT CHECKED", reason=why)
+        return report
 
     def _mixed(self, options: Options, floor: Floor) -> Explanation | None:
         """Return whether the gradient is that of groups as completions stand, where those of a prompt stand apart."""
@@ -454,11 +479,23 @@ class _Comparer:
         if options.mask_truncated_completions and all(row.ended for row in self.trained):
             yield "mask_truncated_completions: no completion was cut"
         if all(len(row.prompt) == row.padded[0] for row in self.trained):
-            yield "padding of the prompts: those of a batch have the same length"
+            yield PADDING
+        tokens = torch.tensor(together.tokens_of(self.rows, options), dtype=torch.float64)  # (ranks,)
+        if self.ranks.count > 1 and options.loss_type in BY_STEP and _is_even(1 / tokens):
+            told = ", ".join(f"{count:g}" for count in tokens)
+            yield f"{OWN_TOKENS}: the ranks have about as many, {told}"
         if all(len(row.completion) == row.padded[1] for row in self.trained):
             yield "a shift of the completion mask: the completions of a batch have the same length"
         if backward is not None and backward.error > WRONG and not backward.wrong:
             yield "backward pass of the model: too coarse numbers, or too little memory, for finite differences"
+
+
+def _is_even(factors: torch.Tensor) -> bool:
+    """Return whether parts of a gradient, (ranks,), that are multiplied by these would leave a healthy cosine.
+
+    Of parts of one length that have nothing in common, and so of any that have more.
+    """
+    return bool(factors.isfinite().all()) and float(factors.mean() / factors.square().mean().sqrt()) >= 1 - COSINE
 
 
 def advantages_of_rounding(rows: Sequence[Row], options: Options) -> float:

@@ -7,6 +7,9 @@ DeepSeekMath (arXiv 2402.03300), equations 3, 4, 8; `dapo` 2503.14476, `dr_grpo`
 2511.20347, `luspo` 2602.05261, ratio of a sequence 2507.18071, two-sided clipping 2505.07291, high entropy 2506.01939,
 unbiased KL and off-policy masks 2512.02556, scaling by the `batch` 2508.08221, `normalize_then_sum` 2601.05242, `vespo`
 2602.10693; the weights of tokens that an engine drew, and their bounds: fengyao.notion.site/off-policy-rl.
+
+LUSPO's paper has one ratio for a completion. At the level of tokens, trl's default, each token has its own ratio and
+its own bounds, and a completion's term is the plain sum over its tokens.
 """
 
 import dataclasses

@@ -78,6 +78,12 @@ _NO_EFFECT += """
     token_level_kl total_episodes whiten_rewards world_size
 """
 
+# Of AsyncGRPO: how completions come, and not what is made of them.
+_NO_EFFECT += """
+    dtype fork_threshold_tokens heartbeat_stale_after_s max_inflight_tasks max_staleness queue_maxsize request_timeout
+    token_budget weight_sync_steps weight_sync_timeout
+"""
+
 
 IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.split())
 
@@ -295,8 +301,6 @@ def why_not(
     loss = getattr(args, "loss_type", losses[0])
     if loss not in losses:
         lines.append(f"loss_type={loss!r}: the textbook has {', '.join(losses)}")
-    if loss == "luspo" and getattr(args, "importance_sampling_level", "token") != "sequence":
-        lines.append("loss_type='luspo' is defined for importance_sampling_level='sequence'")
     return lines
 
 

@@ -486,6 +486,7 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
     step = (lengths * counted).sum().clamp(min=1)
     generation = [0 if left_out(row, options) else row.length() for row in rows]
     own = sum(count for row, count in zip(rows, generation) if row.micro is not None)
+    of_rank = _same([row.rank for row in trained]).double()  # (rows, rows)
     whole: dict[int, int] = {}  # tokens of each generation
     for row, count in zip(rows, generation):
         whole[row.batch] = whole.get(row.batch, 0) + count
@@ -495,6 +496,7 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
         micro_tokens=(same @ (lengths * ~left)).clamp(min=1),
         micros=len({row.micro for row in trained}),
         step_tokens=step.expand_as(lengths),
+        rank_tokens=len({row.rank for row in trained}) * (of_rank @ (lengths * counted)).clamp(min=1),
         share=(step * max(1.0, sum(generation) * len(trained) / len(rows)) / max(own, 1)).expand_as(lengths),
         generation_tokens=torch.tensor([float(max(1, whole[row.batch])) for row in trained]),
     )

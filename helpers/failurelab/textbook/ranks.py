@@ -246,6 +246,11 @@ def several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def own_number() -> int:
+    """Return this process's number; 0 of a single one."""
+    return dist.get_rank() if several() else 0
+
+
 def _store() -> Any:
     from torch.distributed import distributed_c10d
 

@@ -29,16 +29,23 @@ from unittest import mock
 import torch
 from torch import nn
 
-from failurelab._row_inputs import split_inputs
 from failurelab._unwrap import input_device
 from failurelab.errors import raises_own
-from failurelab.handles import is_unseen, keep_random_state, listen_to, wrap_method
+from failurelab.handles import is_unseen, keep_random_state, wrap_method
 from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
+from failurelab.textbook.draws import (
+    decode,
+    ends_of,
+    listen_to_rewards,
+    other_texts,
+    read_generation,
+    temperature_of,
+    tokenizer_of,
+)
 from failurelab.textbook.engines import Engine, engines_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
-from failurelab.textbook.preferences import listen_to_preference
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import plain, without_adapters
@@ -46,8 +53,8 @@ from failurelab.textbook.scores import plain, without_adapters
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
-_IDS = ("inputs", "input_ids", "attention_mask")
 _SCORES = "_generate_and_score_completions"
+_COMPARES = (_SCORES, "_prepare_inputs")  # where trl draws, and compares rewards: the second in 0.15
 _LIBRARIES = ("trl", "transformers")
 _SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
 
@@ -80,6 +87,7 @@ class Evidence:
         ranks: this process among those that train together.
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
+        within: gives a block in which the model takes a row by itself.
     """
 
     rows: list[Row]
@@ -92,6 +100,7 @@ class Evidence:
     not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
     part: Gradient | None = None
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclasses.dataclass
@@ -136,6 +145,7 @@ class Recorder:
         self.algorithm = algorithm_of(trainer)
         self.ranks = ALONE
         self.engine: Any = None  # that steps by itself
+        self._compares = next((name for name in _COMPARES if hasattr(trainer, name)), _SCORES)
         self._attached = contextlib.ExitStack()
         self._forget()
 
@@ -189,8 +199,9 @@ class Recorder:
         for engine in engines_of(trainer, self._encode):
             around = functools.partial(self._ask_engine, engine)
             stack.enter_context(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
-        if hasattr(trainer, _SCORES):
-            stack.enter_context(wrap_method(trainer, _SCORES, self._score, "textbook: whose code compares rewards"))
+        if hasattr(trainer, self._compares):
+            what = "textbook: whose code compares rewards"
+            stack.enter_context(wrap_method(trainer, self._compares, self._score, what))
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(self._library_loss_heard())
@@ -237,13 +248,8 @@ class Recorder:
         return self._inside and not is_unseen()
 
     def _listen_to_rewards(self) -> None:
-        after = functools.partial(self._safely, self._rewards)
-        if not hasattr(self.trainer, "reward_funcs"):  # Online DPO before it had any
-            self._functions = 1
-            self._attached.enter_context(listen_to_preference(self.trainer, after))
-            return
-        self._functions = len(self.trainer.reward_funcs)
-        self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
+        self._functions, heard = listen_to_rewards(self.trainer, functools.partial(self._safely, self._rewards))
+        self._attached.enter_context(heard)
         name = "_calculate_rewards"
         own = getattr(type(self.trainer), name, None)
         if (
@@ -254,10 +260,6 @@ class Recorder:
         ):
             stack, what = self._attached, "textbook: rewards as the trainer has them"
             stack.enter_context(wrap_method(self.trainer, name, self._calculated, what))
-        for index, function in enumerate(self.trainer.reward_funcs):
-            if isinstance(function, nn.Module):
-                hook = function.register_forward_hook(functools.partial(self._reward_model, index))
-                self._attached.callback(hook.remove)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
@@ -290,9 +292,6 @@ class Recorder:
             )
             self._not_seen = [line, *(said for said in self._not_seen if not said.startswith("the rewards"))]
             self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
-
-    def _reward_model(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
-        self._safely(self._rewards, index, (), {}, output.logits[:, 0].tolist())
 
     def _rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
         if not self._listens:
@@ -341,6 +340,7 @@ class Recorder:
             ids, true = row.completion, turns.match(row, left, pad_id(self.trainer))
             if true is not None:
                 left.remove(true)
+                true = turns.seen_behind(true, len(row.prompt))
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
             if asked is not None and any(told[place] for place in asked.given if place < len(told)):
                 true = asked  # else the mask is believed
@@ -359,8 +359,9 @@ class Recorder:
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
             if true is not None and true.engine_logps is not None and len(true.completion) >= len(ids):
                 row = dataclasses.replace(row, engine_logps=true.engine_logps[: len(ids)])
-            if true is None and mask is not None:
-                self._not_seen = ["the environment's mask: what drew its tokens was not seen, so it is believed"]
+            if true is None and (mask is not None or asked is None):
+                believed = "it is believed" if mask is not None else "all are taken for the policy's: there is no mask"
+                self._not_seen = [f"the environment's mask: what drew its tokens was not seen, so {believed}"]
             rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
         if len(left) > len(drawn) - len(rows) and (line := turns.rendered_anew(drawn, self._decode)):
             wrong.setdefault(turns.RENDERED, []).append(line)
@@ -414,10 +415,10 @@ class Recorder:
             self._within = turns.join(self._within, rows)
 
     def _encode(self, text: str) -> list[int]:
-        return list(_tokenizer(self.trainer)(text)["input_ids"])
+        return list(tokenizer_of(self.trainer)(text)["input_ids"])
 
     def _decode(self, ids: Ids) -> str:
-        return _decode(_tokenizer(self.trainer), ids)
+        return decode(tokenizer_of(self.trainer), ids)
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._contexts = None  # its draws are known by their ids
@@ -429,45 +430,23 @@ class Recorder:
         return output
 
     def _record_generation(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-        sequences = output if isinstance(output, torch.Tensor) else output.sequences
-        if given is None:
-            self._problems.append("generate was not given token ids")
-            return
-        attended = kwargs.get("attention_mask")
-        attended = torch.ones_like(given) if attended is None else attended
-        width, copies = given.shape[1], len(sequences) // len(given)
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        self._temperature = temperature_of(kwargs, model)
         ends = self._ends(kwargs.get("generation_config"))
-        self._temperature = _temperature_of(kwargs, self.trainer.accelerator.unwrap_model(self.trainer.model))
-        prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(given, attended)]
-        beside = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _IDS}
-        config = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "config", None)
-        image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
-        inputs = split_inputs(beside, given, attended.bool(), image)
-        if inputs is None:
-            self._problems.append(f"{', '.join(beside)}: which part belongs to which prompt is not known")
+        try:
+            rows = read_generation(model, ends, args, kwargs, output)
+        except ValueError as error:
+            self._problems.append(str(error))
             return
-        rows = []
-        for number, row in enumerate(sequences.tolist()):
-            completion, ended = cut_at_end(row[width:], ends)
-            padded = (width, len(row) - width)
-            source = number // copies
-            row = Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source])
-            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
-        self._take(rows)
+        self._take([dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows])
 
     def _ends_in_padding(self, row: Row) -> bool:
         """Whether a completion was cut behind the padding's token, drawn as a word."""
         return bool(row.completion) and not row.ended and row.completion[-1] == pad_id(self.trainer)
 
     def _ends(self, config: Any) -> frozenset[int]:
-        """Return the ids that end a completion: of the call, else of the model, else of the tokenizer."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        for source in (config, getattr(model, "generation_config", None), _tokenizer(self.trainer)):
-            ends = getattr(source, "eos_token_id", None)
-            if ends is not None:
-                return frozenset([ends] if isinstance(ends, int) else [int(end) for end in ends])
-        return frozenset()
+        return ends_of(config, model, tokenizer_of(self.trainer))
 
     def _score(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._library_scores = True
@@ -585,7 +564,10 @@ class Recorder:
         return method(*args, **kwargs)
 
     def _keep_gradient(self) -> None:
-        self._gradient = _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
+        self._gradient = self._own_gradient()
+
+    def _own_gradient(self) -> Gradient:
+        return _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
 
     # what is made of it
 
@@ -645,7 +627,7 @@ class Recorder:
 
         A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
         """
-        size, scores = group_size(self.trainer), getattr(type(self.trainer), _SCORES, None)
+        size, scores = group_size(self.trainer), getattr(type(self.trainer), self._compares, None)
         compares = self._library_scores and getattr(scores, "__module__", "").startswith("trl.")
         if size < 2 or not compares or self._rolls_out():
             return False
@@ -717,21 +699,7 @@ class Recorder:
         )
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
-        """Return pairs of what was drawn and what was given, where these differ."""
-        tokenizer, other = _tokenizer(self.trainer), []
-        # Which of the special tokens a trainer keeps in the texts is its own affair.
-        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        for row, given in zip(rows, texts):
-            text = _plain_text(given)
-            if text is None:
-                continue
-            drawn, bare = _decode(tokenizer, row.completion), text
-            for token in special:
-                bare = bare.replace(token, "")
-            bare, own = _without_spaces(bare), _without_spaces(drawn)
-            if bare != own and (given is text or not bare.endswith(own)):  # a message may begin with the prompt's
-                other.append((drawn, text))
-        return other
+        return other_texts(tokenizer_of(self.trainer), [row.completion for row in rows], texts)
 
     def _keep_old(self, known: int) -> None:
         """Keep the log-probabilities of new rows where a later step that is to be compared trains on them again."""
@@ -768,7 +736,7 @@ class Recorder:
     def _evidence(self) -> Evidence:
         clipped = self._gradient and self.engine is None  # an engine clips within its step
         wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
-        gradient = self._gradient or _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
+        gradient = self._gradient or self._own_gradient()
         problems = list(self._problems)
         if loss_scale(self.trainer) != 1 and not all(bool(grad.isfinite().all()) for grad in gradient.values()):
             problems.append("the scaled gradient is too large for 16 bits, so that the optimizer leaves this step out")
@@ -906,15 +874,6 @@ def _random_state(model: nn.Module) -> int:
     return int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big")
 
 
-def _temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
-    """Return the temperature that a call of `generate` draws at; None where it does not sample."""
-    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
-    if not kwargs.get("do_sample", getattr(config, "do_sample", False)):
-        return None
-    temperature = kwargs.get("temperature", getattr(config, "temperature", None))
-    return None if temperature is None else float(temperature)
-
-
 def _ambiguous(rows: Sequence[Row], by_micro_batch: bool) -> bool:
     """Whether a row that is trained on has the tokens of one that is not, and another reward.
 
@@ -947,16 +906,6 @@ def _groups(prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
         if prompts[place] != prompts[place - place % size]:
             return groups, f"the completions of a prompt do not stand together in groups of {size}"
     return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else None
-
-
-def _plain_text(completion: Any) -> str | None:
-    """Return the text of a completion; None where it was parsed into more than text."""
-    if isinstance(completion, str):
-        return completion
-    if isinstance(completion, list) and len(completion) == 1 and set(completion[0]) <= {"role", "content"}:
-        content = completion[0].get("content")
-        return content if isinstance(content, str) else None
-    return None
 
 
 def reference_of(trainer: Any) -> Reference:
@@ -1003,22 +952,7 @@ def loss_scale(trainer: Any) -> float:
 
 def pad_id(trainer: Any) -> int:
     """Return the token id of the padding; 0 where the tokenizer names none."""
-    return getattr(_tokenizer(trainer), "pad_token_id", None) or 0
-
-
-def _without_spaces(text: str) -> str:
-    """Return a text without blanks: decoders tidy them up in ways of their own."""
-    return "".join(text.split())
-
-
-def _decode(tokenizer: Any, ids: Ids) -> str:
-    """Return the text of ids without special tokens, by the library below where there is one.
-
-    The tokenizer's own `decode` may be overridden.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decode = tokenizer.decode if backend is None else backend.decode
-    return str(decode(list(ids), skip_special_tokens=True))
+    return getattr(tokenizer_of(trainer), "pad_token_id", None) or 0
 
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:
@@ -1027,8 +961,3 @@ def _scaled(gradient: Gradient, factor: float) -> Gradient:
 
 def _tensor(scores: Sequence[float | None]) -> torch.Tensor:
     return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)
-
-
-def _tokenizer(trainer: Any) -> Any:
-    processing = trainer.processing_class
-    return getattr(processing, "tokenizer", processing)

@@ -390,7 +390,7 @@ def _say_places(solution: Solution) -> tuple[str, str]:
     lost = [name for name in OWN if name in known and name != "only token" and near(name, 0.0)]
     extra = [name for name in OTHERS if name in known and near(name, usual)]
     rest = {name: usual for name in OWN if name != "only token"} | dict.fromkeys(OTHERS, 0.0)
-    name = "" if len(lost) > 1 else "mask shifted" if lost and extra else f"{lost[0]} left out" if lost else ""
+    name = f"{lost[0]} left out" if len(lost) == 1 and not extra else ""
     if not lost and len({OTHERS[place] for place in extra}) == 1:
         name = OTHERS[extra[0]]
     if not all(near(place, value) for place, value in rest.items() if place in known and place not in lost + extra):

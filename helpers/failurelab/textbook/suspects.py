@@ -15,14 +15,14 @@ order, and a later one only where the one before named nothing:
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from failurelab.textbook.apart import NAMES, Apart, Floor, measure_apart, norm
-from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, k3, weighted_sum
+from failurelab.textbook.definition import DIVISORS, SCALES, Definition, clipped, k3, weighted_sum
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, OutOfMemory, Precision, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
@@ -41,6 +41,11 @@ MISSING = "tensors without gradient"
 NO_GRADIENT = "no gradient"
 ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
 CONTROLS = ("scores shifted by one", "rows of the prompt", "no attention mask", "temperature")
+# What a right gradient tells of, if one mistake of each kind at least would have shown on the same batch.
+OTHER_ROWS, MASKED, DIVIDED_OTHERWISE = "advantages of other rows", "mask of the completion", "divisor of a row"
+OWN_TOKENS, BETWEEN = "each rank's own tokens as the divisor", "advantages mixed between ranks"
+MECHANISMS = (OTHER_ROWS, MASKED, DIVIDED_OTHERWISE, OWN_TOKENS, BETWEEN)
+BY_STEP = ("dapo", "cispo", "vespo")  # losses that divide by the tokens of all ranks
 When = Callable[[Sequence[Row], Options], bool]
 
 
@@ -95,11 +100,6 @@ def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
     return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
-def is_unscored(rows: Sequence[Row], options: Options) -> bool:
-    """Whether a completion got no reward from any function."""
-    return any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows)
-
-
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
 _FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
 SCORES = (
@@ -132,12 +132,9 @@ SCORES = (
 )
 OTHERS = (
     # a mask that the attention reads too; where the loss alone reads it, the weights of places tell
-    Suspect("mask shifted", "by one to the right", _scored(tokens="rolled", mask_attends=True)),
-    Suspect("mask shifted", "by one to the left", _scored(tokens="rolled back", mask_attends=True)),
     Suspect("first token left out", "", _scored(tokens="no first", mask_attends=True)),
     Suspect("last token left out", "", _scored(tokens="no last", mask_attends=True)),
     Suspect("last token left out", "where it is the end", _scored(tokens="no end", mask_attends=True), _is_cut_short),
-    Suspect("padding is trained on", "", _scored(tokens="padding", mask_attends=True)),
     *(
         Suspect(
             "the environment's tokens are trained on",
@@ -147,13 +144,6 @@ OTHERS = (
             "unsloth #5673",
         )
         for counted in (False, True)
-    ),
-    Suspect(
-        "completions without any reward",
-        "count as 0",
-        {"advantages": lambda rewards, *more: GRPO.advantages(count_as_zero(rewards), *more)},
-        is_unscored,
-        "TRL #5902",
     ),
     Suspect("no baseline", "the group's mean is not subtracted", {"advantages": lambda *given: _not_centered(*given)}),
     *(
@@ -202,24 +192,29 @@ OTHERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Suspects:
-    """What is looked for with one algorithm.
-
-    Attributes:
-        scores: other scores of the right tokens.
-        others: all else.
-        factors: names, lines and sizes of a gradient that is the right one times a factor, by rows and options.
-        opposite: what a gradient of the opposite direction is called, by what the definition's pass saw.
-    """
+    """What is looked for with one algorithm: other scores of the right tokens, and all else."""
 
     scores: tuple[Suspect, ...] = SCORES
     others: tuple[Suspect, ...] = OTHERS
-    factors: Callable[[Sequence[Row], Options], Iterable[tuple[str, str, float]]] = lambda rows, options: ()
-    opposite: Callable[[Tally], str] = lambda tally: "opposite sign"
 
 
-def count_as_zero(rewards: torch.Tensor) -> torch.Tensor:
-    """Return rewards (R, F) with 0 where no function gave one."""
-    return rewards.masked_fill(rewards.isnan().all(1, keepdim=True), 0.0)
+def _named(some: Sequence[Suspect], *names: str) -> tuple[Suspect, ...]:
+    return tuple(suspect for suspect in some if suspect.name in names)
+
+
+_ENDS_LEFT_OUT = ("first token left out", "last token left out")
+_OF_ALGORITHM = {
+    "RLOO": Suspects(others=_named(OTHERS, *_ENDS_LEFT_OUT, "ratio", "clipping")),
+    "Online DPO": Suspects(
+        scores=_named(SCORES, "scores shifted by one", "rows of the prompt", "no attention mask"),
+        others=_named(OTHERS, *_ENDS_LEFT_OUT),
+    ),
+}
+
+
+def suspects_of(name: str) -> Suspects:
+    """Return the suspects of an algorithm, by the name of its definition."""
+    return _OF_ALGORITHM.get(name, Suspects())
 
 
 def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
@@ -354,7 +349,7 @@ class Search:
         """
         if apart.cosine < 0:
             factor = 1.0 if self._is_one(apart.size) else apart.size
-            return _say([Fit(self.suspects.opposite(tally), "", apart, factor)], "direction")
+            return _say([Fit("opposite sign", "", apart, factor)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
         fits = [*[fit for fit in tried if fit.apart.distance < _beside(apart)], *fits]
         fits = fits or list(self._without_temperature(tried))
@@ -383,7 +378,7 @@ class Search:
         if self.ranks.count == 1:
             return []
         functions = advantages_between(self.rows, self.definition)
-        return [Suspect("advantages mixed between ranks", line, {"advantages": own}) for line, own in functions]
+        return [Suspect(BETWEEN, line, {"advantages": own}) for line, own in functions]
 
     def _is_one(self, size: float) -> bool:
         return self.floor.holds(Apart(1.0, size, 0.0))
@@ -395,7 +390,6 @@ class Search:
         count, every = len({row.micro for row in trained}) // ranks, sum(row.length() for row in self.rows)
         share = sum(row.length() for row in trained) / max(1, every)
         generations = len({row.batch for row in trained})
-        yield from self.suspects.factors(self.rows, self.options)
         by_tokens = self.options.loss_type in ("dapo", "cispo")
         of_generation = share < 1 and by_tokens
         if ranks > 1:
@@ -430,7 +424,38 @@ class Search:
         return sorted(tried, key=lambda fit: fit.apart.distance)
 
     def plant(self, ours: Gradient) -> dict[str, Apart]:
-        """Return how far planted mistakes lie from the definition's gradient, `ours`: the first of each of CONTROLS."""
+        """Return how far planted mistakes lie from the definition's gradient, `ours`.
+
+        These are the first of each of CONTROLS, and of each of MECHANISMS the first that shows, or else the last.
+        """
+        planted = self._plant_scores(ours)
+        for name, mistakes in self._mechanisms():
+            for mistake in mistakes:
+                other = self._gradient_of(mistake)
+                if other is not None:
+                    planted[name] = measure_apart(other, ours)
+                    if not self.floor.holds(planted[name]):
+                        break
+        return planted
+
+    def _mechanisms(self) -> Iterator[tuple[str, list[Suspect]]]:
+        """Yield mistakes that may be planted, by what they are mistakes of."""
+        rolled = {"advantages": lambda *given: self.definition.advantages(*given).roll(1)}
+        yield OTHER_ROWS, [Suspect(OTHER_ROWS, "", rolled)]
+        yield MASKED, list(_named(self.suspects.others, *_ENDS_LEFT_OUT))
+        if self.options.max_completion_length != 1:  # else no completion is longer than another
+            yield DIVIDED_OTHERWISE, self._other_divisors()
+        if self.ranks.count > 1:
+            own = {"divisor": lambda sizes, options: sizes.rank_tokens}
+            yield OWN_TOKENS, [Suspect(OWN_TOKENS, "", own, lambda rows, options: options.loss_type in BY_STEP)]
+            yield BETWEEN, self._between_ranks()
+
+    def _other_divisors(self) -> list[Suspect]:
+        """Return mistakes that show where completions differ in length, and not by a constant factor."""
+        lines = {"dapo"} if self.options.loss_type in ("grpo", "sapo") else {"grpo"}
+        return [each for each in self.suspects.others if each.line in lines]
+
+    def _plant_scores(self, ours: Gradient) -> dict[str, Apart]:
         planted = {"opposite sign": measure_apart({name: -grad for name, grad in ours.items()}, ours)}
         for suspect in self.suspects.scores:
             if suspect.name in CONTROLS and suspect.name not in planted:

@@ -117,15 +117,26 @@ def _differ(drawn: Ids, given: Ids, decode: Decode) -> str:
 def match(row: Row, drawn: Sequence[Row], pad: int) -> Row | None:
     """Return the one of those that were drawn that a row is, or is the beginning of; None if it is not known.
 
-    Padding behind the end of what was drawn, which a rollout function has left there, is not looked at.
+    Where nothing was drawn behind its prompt, the same ids are the same row, wherever a function ends its prompt.
+    Padding behind the end of what was drawn, which the function has left there, is not looked at.
     """
-    ids, length = row.completion, len(row.completion)
-    for other in drawn:
-        own = other.completion
+    ids = row.prompt + row.completion
+    for other in [other for other in drawn if other.prompt == row.prompt] or drawn:
+        own = other.prompt + other.completion
         padded = other.ended and ids[: len(own)] == own and set(ids[len(own) :]) <= {pad}
-        if other.prompt == row.prompt and (own[:length] == ids or padded):
+        if (padded or own[: len(ids)] == ids) and (row.completion or other.prompt == row.prompt):
             return other
     return None
+
+
+def seen_behind(drawn: Row, start: int) -> Row:
+    """Return what was drawn as a row whose prompt has `start` tokens: what `generate` was given behind it is given."""
+    ids, more = drawn.prompt + drawn.completion, len(drawn.prompt) - start
+    given = frozenset(range(more)) | {place + more for place in drawn.given if place + more >= 0}
+    scores = drawn.engine_logps
+    if scores is not None:
+        scores = torch.cat([scores.new_full((max(more, 0),), torch.nan), scores[max(-more, 0) :]])
+    return dataclasses.replace(drawn, prompt=ids[:start], completion=ids[start:], given=given, engine_logps=scores)
 
 
 def wrong_mask(row: Row, mask: Sequence[int], true: Row | None) -> str:
@@ -171,12 +182,11 @@ class AskedContexts:
 
     def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of one call of the model."""
-        ids, cache = kwargs.get("input_ids", args[0] if args else None), kwargs.get("past_key_values")
+        ids = kwargs.get("input_ids", args[0] if args else None)
         if self.contexts is None or not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             self.contexts = None
             return
-        length = getattr(cache, "get_seq_length", None)
-        cached = int(length()) if length else self._width if cache else 0
+        cached = self._cached_tokens([*args, *kwargs.values()])
         self._left -= len(ids) * (cached + ids.shape[1])
         if self._left < 0 or (cached and (cached != self._width or len(ids) != len(self._last))):
             self.contexts = None
@@ -187,6 +197,15 @@ class AskedContexts:
         new = [before + row for before, row in zip(self._last, new)] if cached else new
         self._last, self._width = new, cached + ids.shape[1]
         self.contexts |= {row[next((at for at, token in enumerate(row) if token != self._pad), 0) :] for row in new}
+
+    def _cached_tokens(self, values: Sequence[Any]) -> int:
+        """Return how many tokens the cache among a call's arguments holds, which each release calls by another name."""
+        for value in values:
+            if hasattr(value, "get_seq_length"):
+                return int(value.get_seq_length())
+            if isinstance(value, tuple) and value and isinstance(value[0], tuple):  # before caches were of a class
+                return self._width
+        return 0
 
 
 def drawn_by_hand(rows: Sequence[Row], contexts: set[Ids] | None, closing: Collection[int]) -> list[Row | None]:

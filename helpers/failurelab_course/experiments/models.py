@@ -134,7 +134,7 @@ def load_four_bit(device: str = "cpu", **options: Any) -> tuple[PreTrainedModel,
 
 
 def untrained(config: type[transformers.PretrainedConfig], seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """Return a small model of an architecture with random weights, in eval mode.
+    """Return a small model of an architecture with random weights and without dropout, in eval mode.
 
     The weights are ten times as wide as transformers draws them, so that a completion depends on its prompt.
 
@@ -146,9 +146,12 @@ def untrained(config: type[transformers.PretrainedConfig], seed: int = 0, **chan
     sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    settings = config(**{**sizes, **heads, **ends, **changes})
+    for name in {name for name in vars(settings) if name.endswith(("dropout", "pdrop"))} - set(changes):
+        setattr(settings, name, 0.0)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = transformers.AutoModelForCausalLM.from_config(config(**{**sizes, **heads, **ends, **changes}))
+        model = transformers.AutoModelForCausalLM.from_config(settings)
     return model.eval()
 
 

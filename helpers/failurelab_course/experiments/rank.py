@@ -7,7 +7,8 @@ that rank for a block, and the script runs with trl's own trainer and accelerate
 - `from_pretrained` loads the weights in float32 on the CPU, where transformers 4.48 refuses to quantize, and gives the
   model the marks of 4 bit, which is all that accelerate looks at;
 - `train()` of every Trainer ends where accelerate has accepted the model, because a GPU that is not there computes
-  nothing: `accepted` of the trainer is then true.
+  nothing: `accepted` of the trainer is then true. Where accelerate refuses it the process would end, so that what runs
+  next in the block begins as a process does: a cell that a reader runs twice ends in the same error twice.
 
 `until_wrapped` is such a rank in today's stack, with the whole of trl's trainer up to DistributedDataParallel.
 """
@@ -19,6 +20,8 @@ from unittest import mock
 
 import torch
 import transformers
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
 
 from failurelab import simulate
 from failurelab.simulate import loads, node
@@ -33,10 +36,21 @@ def of_a_node(rank: int, gpus: int = GPUS) -> Iterator[None]:
 
     The process sees so many `gpus`: 1 where a scheduler shows each process its own GPU only, as number 0.
     """
+
+    def ask_accelerate(trainer: transformers.Trainer, *_: Any, **__: Any) -> None:
+        try:
+            trainer.accelerator.prepare_model(trainer.model, device_placement=False, evaluation_mode=True)
+        except ValueError:
+            cuda.current, cuda.chosen = 0, False
+            for state in (PartialState, AcceleratorState):
+                state._shared_state.clear()
+            raise
+        trainer.accepted = True
+
     with (
-        node.process(node.started(COMMAND, GPUS), rank, gpus),
+        node.process(node.started(COMMAND, GPUS), rank, gpus) as cuda,
         loads.loaded_by(_load_on_cpu),
-        mock.patch.object(transformers.Trainer, "train", _ask_accelerate),
+        mock.patch.object(transformers.Trainer, "train", ask_accelerate),
     ):
         yield
 
@@ -48,11 +62,6 @@ def _load_on_cpu(call: loads.Call) -> transformers.PreTrainedModel:
     if in_4bit:
         loads.mark_as_4bit(model, loads.resolve_map(device_map, model, in_4bit, torch.cuda))
     return model
-
-
-def _ask_accelerate(trainer: transformers.Trainer, *_: Any, **__: Any) -> None:
-    trainer.accelerator.prepare_model(trainer.model, device_placement=False, evaluation_mode=True)
-    trainer.accepted = True
 
 
 class _Accepted(Exception):

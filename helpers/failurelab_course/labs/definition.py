@@ -315,13 +315,3 @@ def wrong_facts(lab: Lab, measured: Mapping[str, Any]) -> list[str]:
         for name, fact in lab.facts.items()
         if name in measured and not metrics.agree(fact, measured[name])
     ]
-
-
-def broken_in_full(lab: Lab) -> Broken:
-    """Return the broken script with all that it must show: of its failures' signatures what this kind measures, too."""
-    measured = set(metrics.of(lab.kind))
-    ids = () if lab.false_alarm else lab.failures
-    of_failures = [
-        predicate for id in ids for predicate in registry.get(id).signature if measured >= {*predicate.names}
-    ]
-    return lab.broken.model_copy(update={"signature": (*lab.broken.signature, *of_failures)})

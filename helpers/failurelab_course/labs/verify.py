@@ -16,12 +16,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from failurelab.failures import predicates
+from failurelab import failures as registry
+from failurelab.failures import predicates, verdicts
+from failurelab.failures.loader import Mechanism
 from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import Broken, Lab, LabError, broken_in_full, find, learner_script, wrong_facts
+from failurelab_course.labs.definition import Broken, Lab, LabError, find, learner_script, wrong_facts
 from failurelab_course.labs.definition import known as known
 from failurelab_course.labs.definition import load as load
 
@@ -127,7 +129,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
         for lab, here in labs:
             for state, script, declared in (
-                (BROKEN, lab.broken, broken_in_full(lab)),
+                (BROKEN, lab.broken, lab.broken),
                 *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),
                 (RIGHT_FIX, lab.solution, None),
             ):
@@ -228,6 +230,27 @@ def _decide(task: _Task, answer: dict[str, Any]) -> None:
         row.result, row.reason = _decide_declared(task.declared, row, wrong, measured["refused"])
         if row.state == BROKEN and row.result == PASS and (not_so := wrong_facts(lab, row.metrics)):
             row.result, row.reason = FAIL, f"facts of lab.toml are not so: {'; '.join(not_so)}"
+    if row.result == PASS and (not_so := _against_registry(task.lab, row)):
+        row.result, row.reason = FAIL, f"the registry's verdict is not so: {'; '.join(not_so)}"
+
+
+def _against_registry(lab: Lab, row: ScriptOutcome) -> list[str]:
+    """Return which failures of a broken script the registry does not find, and which it finds in a healed one."""
+    told = []
+    for id in () if lab.false_alarm else lab.failures:
+        failure = registry.get(id)
+        measured = any(set(row.metrics).issuperset(_found_by(each)) for each in failure.mechanisms)
+        judgement = verdicts.judge(failure, [row.metrics])
+        is_found = judgement.verdict == verdicts.FOUND
+        if row.state == BROKEN and measured and not is_found:
+            told.append(f"{id} is not found in the broken run")
+        elif row.state in (RIGHT_FIX, CHECK) and is_found:
+            told.append(f"{id} is found in the healed run: {judgement.says}")
+    return told
+
+
+def _found_by(mechanism: Mechanism) -> set[str]:
+    return {name for predicate in mechanism.found for name in predicate.names}
 
 
 def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:

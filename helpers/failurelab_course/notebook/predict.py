@@ -85,10 +85,14 @@ def answer(key: str, holds: str | Mapping[str, Any], because: str = "") -> None:
         because: a sentence or two on why; without digits that vary by processor if nbval compares the cell.
 
     Raises:
-        PredictionError: the question was not asked, a choice is unknown, or not exactly one holds.
+        PredictionError: the question was not asked; a choice is unknown; or, where nobody looks, not exactly one holds.
+            A reader is told that their run came out otherwise, without an error.
     """
     question = _find(key)
     came = _find_true(question, {holds: True} if isinstance(holds, str) else holds)
+    if came is None:
+        notebook._display(_as_data(_OTHERWISE, _as_html(_OTHERWISE)), {})
+        return
     _reveal(question, f"Answer: “{came}”.", because, lambda said: (said == came, f"it is “{came}”"))
 
 
@@ -173,6 +177,8 @@ def _read(question: Question) -> str | None:
     if question.choices or not said:
         return said or None
     text = said.strip()
+    for unit in filter(None, (question.unit, "%" * (question.unit == "percent"))):  # it stands beside the field
+        text = text.removesuffix(unit).strip()
     if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", text):  # in thousands; another comma may be a decimal one
         text = text.replace(",", "")
     try:
@@ -216,12 +222,18 @@ def _show_field(question: Question) -> None:
     question.display = display(data, raw=True, display_id=True)
 
 
-def _find_true(question: Question, holds: Mapping[str, Any]) -> str:
+_OTHERWISE = "Your run came out otherwise than any of the choices. Next: Restart Kernel and Run All."
+
+
+def _find_true(question: Question, holds: Mapping[str, Any]) -> str | None:
+    """Return the choice that holds; None if not exactly one does and a reader looks."""
     if unknown := [choice for choice in holds if choice not in question.choices]:
         known = f"is none of its choices, {_quote(question.choices)}"
         raise PredictionError(f"{question.key}: {_quote(unknown)} {known}. Next: the same words in both cells")
     true = [choice for choice, value in holds.items() if bool(value)]
     if len(true) != 1:
+        if question.field is not None:
+            return None
         problem = f"one choice must hold, and {_quote(true) or 'none'} did"
         raise PredictionError(f"{question.key}: {problem}. Next: conditions that cover every outcome once")
     return true[0]

@@ -8,13 +8,17 @@ is told in the same environment variables.
     torchrun(2, "train.py", "models/tiny-qwen2")
 """
 
+import inspect
 import json
 import os
+import pathlib
 import runpy
 import signal
 import subprocess
 import sys
+import textwrap
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from failurelab._meeting import free_port
@@ -63,6 +67,14 @@ class Torchrun:
         """End the process that forks the ranks."""
         self._server.stdin.close()
         self._server.wait()
+
+
+def write_function(path: str, function: Callable[..., Any], name: str) -> None:
+    """Write a function of the notebook into a file that a script imports, under this name, with the modules it uses."""
+    own = textwrap.dedent(inspect.getsource(function)).replace(function.__name__, name)
+    known = {each: value for each, value in function.__globals__.items() if inspect.ismodule(value)}
+    used = [f"import {known[each].__name__} as {each}\n" for each in function.__code__.co_names if each in known]
+    pathlib.Path(path).write_text("".join(["import torch\n", *used, own]), encoding="utf-8")
 
 
 def _serve() -> None:

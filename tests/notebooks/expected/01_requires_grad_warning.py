@@ -2,7 +2,7 @@
 
 OLD = {
     "all weights": "26 of 26 (generation)",
-    "LoRA": "element 0 (generation, scoring without gradients, training)",
+    "LoRA": "element 0 (generation, pass without gradients, training)",
     "frozen": "1 of 25 (generation, training)",
     "frozen, non-reentrant": "25 of 25 (no warning)",
     "frozen, the method": "25 of 25 (generation)",
@@ -16,7 +16,7 @@ OUTCOMES = {
     "trl-0.15": OLD,
     "trl-0.22": TODAY
     | {
-        "LoRA": "28 of 28 (scoring without gradients)",
+        "LoRA": "28 of 28 (pass without gradients)",
         "frozen": "1 of 25 (training)",
         "frozen, non-reentrant": "1 of 25 (training)",
     },
@@ -25,7 +25,7 @@ OUTCOMES = {
 REPAIRS = {  # what has a gradient, which passes warn
     "the hook": ("25 of 25", {"generation"}),
     "the method": ("25 of 25", {"generation"}),
-    "the method, LoRA": ("28 of 28", {"generation", "scoring without gradients"}),
+    "the method, LoRA": ("28 of 28", {"generation", "pass without gradients"}),
     "use_reentrant=False": ("25 of 25", set()),
     "a filter": ("1 of 25", set()),
 }
@@ -64,12 +64,16 @@ PASSES = (
 UNASKED = "    for batch in batches:\n        model(**batch).loss.backward()\n"
 NAMES = "    return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]"
 WRONG = [
+    (  # right where one batch at least has a graph
+        HEAD + CLEAN + "    sum(model(**batch).loss for batch in batches).backward()\n" + NAMES,
+        "At “no loss with a graph” it raised RuntimeError",
+    ),
     (HEAD + CLEAN + NAMES, "after a backward pass of every batch"),
     (HEAD + CLEAN + PASSES + NAMES.replace("p.requires_grad and ", ""), "Take trainable tensors alone"),
     (HEAD + CLEAN + "    model(**batches[0]).loss.backward()\n" + NAMES, "every batch"),
     (
         HEAD + CLEAN + UNASKED.replace("        model(", "        model.zero_grad()\n        model(") + NAMES,
-        "clear gradients before the first batch only",
+        "clear gradients before the first only",
     ),
     (HEAD + CLEAN + PASSES + "    return []", "['layer.bias', 'layer.weight'] (list) is right"),
     (HEAD + CLEAN + PASSES + NAMES.replace("[name for", "[p for"), "the NAMES of"),

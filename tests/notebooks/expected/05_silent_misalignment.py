@@ -1,4 +1,4 @@
-"""Notebook 05: scores at prompt positions, a KL of 0, a reward that falls; a hook that LoRA passes by."""
+"""Notebook 05: log-probabilities at prompt positions, a KL of 0, a reward that falls; a hook that LoRA passes by."""
 
 
 def check(result):
@@ -12,8 +12,9 @@ def check(result):
     assert right["changes"][0] > 0.2 and wrong["changes"][0] < 0 < wrong["changes"][1] - 2
     tried = figures("tried")
     assert tried["gain"] < -0.02
-    assert abs(tried["kl"]) < 1e-6 and tried["scored"].startswith("4 ahead")
-    assert figures("rows that scorers use today") == {"right_name": 1, "old_name": 4, "off_by_one": 0}
+    assert figures("one line of the step")["cosine"] < 0.6
+    assert abs(tried["kl"]) < 1e-6 and tried["rows"].startswith("4 ahead")
+    assert figures("rows that functions use today") == {"right_name": 1, "old_name": 4, "off_by_one": 0}
     healed = figures("forward")
     assert abs(healed["first"] - right["rewards"][0]) < 0.02
     assert healed["lora"][-1] > healed["lora"][0] + 0.05
@@ -22,44 +23,45 @@ def check(result):
 # Wrong answers to the exercise.
 
 _HEAD = """
-def row_used(score, model, ids, n):
-    rows, scores, end = model(ids).logits.log_softmax(-1), score(model, ids, n), ids.shape[1]
+def row_used(log_probs, model, ids, n):
+    rows, given, end = model(ids).logits.log_softmax(-1), log_probs(model, ids, n), ids.shape[1]
     def truth(back):
         return rows[:, end - n - back: end - back].gather(-1, ids[:, -n:, None])[..., 0]
     """
 
 WRONG = [
-    ("def row_used(score, model, ids, n):\n    return ...", "not written yet"),
-    ("def row_used(score, model, ids, n):\n    return 1", "1 of 4 cases. At “`logits[:, -n:]`” it returned 1"),
+    ("def row_used(log_probs, model, ids, n):\n    return ...", "not written yet"),
+    ("def row_used(log_probs, model, ids, n):\n    return 1", "1 of 4 cases. At “`logits[:, -n:]`” it returned 1"),
     (
-        "def row_used(score, model, ids, n):\n    return model(ids).logits.shape[1] - score(model, ids, n).shape[1]",
+        "def row_used(log_probs, model, ids, n):\n"
+        "    return model(ids).logits.shape[1] - log_probs(model, ids, n).shape[1]",
         "0 of 4 cases. At “the rows before the tokens” it returned 4, and 1 is right",
     ),
     (
-        _HEAD + "return min(range(1, end - n + 1), key=lambda back: (truth(back) - scores).abs().sum())",
+        _HEAD + "return min(range(1, end - n + 1), key=lambda back: (truth(back) - given).abs().sum())",
         "The row that has read the token itself counts too",
     ),
     (
-        _HEAD + "return min(range(3), key=lambda back: (truth(back) - scores).abs().sum())",
+        _HEAD + "return min(range(3), key=lambda back: (truth(back) - given).abs().sum())",
         "2 of 4 cases. At “the first rows”",
     ),
     (
-        _HEAD + "return next((back for back in range(end - n + 1) if truth(back).equal(scores)), None)",
+        _HEAD + "return next((back for back in range(end - n + 1) if truth(back).equal(given)), None)",
         "3 of 4 cases. At “right rows, rounded to halves” it returned nothing. No row fits",
     ),
     *(
         (_HEAD + f"return min(range(end - n + 1), key=lambda back: {error})", "a part of them, or a sum with signs")
         for error in (
-            *(f"(truth(back) - scores)[{row}, {token}].abs()" for row in range(2) for token in range(3)),
-            *(f"(truth(back) - scores)[:, {token}].abs().sum()" for token in range(3)),
-            *(f"(truth(back) - scores)[{row}].abs().sum()" for row in range(2)),
-            "(truth(back) - scores).sum().abs()",
-            "(truth(back) - scores).mean(1).abs().sum()",
-            "(truth(back) - scores).sum(0).abs().sum()",
+            *(f"(truth(back) - given)[{row}, {token}].abs()" for row in range(2) for token in range(3)),
+            *(f"(truth(back) - given)[:, {token}].abs().sum()" for token in range(3)),
+            *(f"(truth(back) - given)[{row}].abs().sum()" for row in range(2)),
+            "(truth(back) - given).sum().abs()",
+            "(truth(back) - given).mean(1).abs().sum()",
+            "(truth(back) - given).sum(0).abs().sum()",
         )
     ),
 ]
-RIGHT = [_HEAD + "return min(range(end - n + 1), key=lambda back: (truth(back) - scores).square().mean())"]
+RIGHT = [_HEAD + "return min(range(end - n + 1), key=lambda back: (truth(back) - given).square().mean())"]
 
 # The diff: the reward climbs instead of falling; with adapters, which learn at another rate, the guard sees why.
 

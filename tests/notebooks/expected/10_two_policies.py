@@ -13,9 +13,11 @@ def check(result):
     found = result.figures(case="notebook 10: suspects")
     assert 0 < found["gap_first"] < 0.02 and max(found["uncorrected"]) < broken["after"] - 0.03
     assert found["old weights"] < found["nothing"] / 10
-    for suspect in ("the format", "the temperature", "the token beside"):
+    for suspect in ("the format", "the temperature", "the neighbouring token"):
         assert found[suspect] > found["nothing"] / 3, suspect
     assert found["copied"] == 0  # a deep copy runs the original
+    follows, stays = found["follows"]  # a weight changed on purpose, at trl's own rate
+    assert follows < 0.02 and stays > 4 * follows, found["follows"]
     assert found["draws_then"] == ["first"] and found["draws_now"] == ["trained"]
 
 
@@ -23,7 +25,7 @@ def check(result):
 
 
 def _answer(line):
-    return f"def score(logits, start, ids):\n    import torch\n    return {line}"
+    return f"def log_probs(logits, start, ids):\n    import torch\n    return {line}"
 
 
 _RIGHT = "logits[start - 1:-1].float().log_softmax(-1).gather(1, ids[:, None])[:, 0]"

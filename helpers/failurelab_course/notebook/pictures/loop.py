@@ -10,24 +10,26 @@ STAGES = ("rollout", "score", "advantage", "gradient", "update")
 ARROWS = {
     "completions": ("rollout", "score"),
     "rewards": ("score", "advantage"),
-    "log-probs": ("score", "gradient"),
+    "log-probs": ("rollout", "gradient"),
     "advantages": ("advantage", "gradient"),
     "gradients": ("gradient", "update"),
     "weights": ("update", "rollout"),
 }
 # How an arrow bends, how far from the middle it begins, and how high its name stands.
 _STRAIGHT = (0.0, 0.0, 0.2)
-_PLACES = {"log-probs": (-0.4, 0.22, 0.72), "weights": (-0.17, -0.24, -0.62)}
-BROKEN, SOUND = "#a3260d", "#444444"
+_PLACES = {"log-probs": (-0.27, 0.22, 0.72), "weights": (-0.17, -0.24, -0.62)}
+BROKEN, DEAR, SOUND = "#a3260d", "#8a6100", "#444444"
 
 
-def loop(broken: str | Mapping[str, str] = (), alt: str = "") -> None:
+def loop(broken: str | Mapping[str, str] = (), alt: str = "", *, dear: bool = False, before: str = "") -> None:
     """Show the loop, with the arrows that are broken marked.
 
     Args:
         broken: the name of an arrow (`ARROWS`), or of several with a few words for each, such as
             `{"completions": "drawn without the prompt"}`.
-        alt: a sentence for those who do not see it; made from `broken` if empty.
+        alt: a sentence for those who do not see it; made from the others if empty.
+        dear: what the arrows carry is right, and costs too much: another colour, and no ✗.
+        before: what is broken before the first rollout, such as `load: on another GPU`.
 
     Raises:
         ValueError: an arrow's name is unknown.
@@ -35,13 +37,23 @@ def loop(broken: str | Mapping[str, str] = (), alt: str = "") -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8.5, 2.4))
-    marked = draw(axes, broken)
-    words = [f"{name} {note}".strip() for name, note in marked.items()]
+    marked = draw(axes, broken, dear=dear)
+    if before:
+        axes.set_xlim(-1.6, 4.5)
+        box = {"boxstyle": "round,pad=0.4", "facecolor": "#fbe9e5", "edgecolor": BROKEN}
+        axes.text(-1.15, 0, before.partition(":")[0], ha="center", va="center", fontsize=10, bbox=box)
+        arrow = {"arrowstyle": "-|>", "color": BROKEN, "lw": 2.4, "linestyle": "--"}
+        axes.annotate("", xy=(-0.36, 0), xytext=(-0.85, 0), arrowprops=arrow)
+        axes.text(-1.5, 1.4, f"✗ {before}", ha="left", va="top", fontsize=9.5, color=BROKEN, fontweight="bold")
+    words = [f"{name} {note}".strip() for name, note in marked.items()] + [before] * bool(before)
     healthy = "The loop of GRPO: rollout, score, advantage, gradient, update, and back to the rollout"
-    notebook.show(figure, alt or (f"{healthy}; broken here: {', '.join(words)}" if words else healthy))
+    what = "dear" if dear else "broken"
+    notebook.show(figure, alt or (f"{healthy}; {what} here: {', '.join(words)}" if words else healthy))
 
 
-def draw(axes: Any, broken: str | Mapping[str, str] = (), ids: Mapping[str, str] | None = None) -> dict[str, str]:
+def draw(
+    axes: Any, broken: str | Mapping[str, str] = (), ids: Mapping[str, str] | None = None, dear: bool = False
+) -> dict[str, str]:
     """Draw the loop into matplotlib axes, with `ids` beside the arrows; return the broken arrows with their words.
 
     Raises:
@@ -56,19 +68,23 @@ def draw(axes: Any, broken: str | Mapping[str, str] = (), ids: Mapping[str, str]
         box = {"boxstyle": "round,pad=0.4", "facecolor": "#e8f1f8", "edgecolor": "#0072B2"}
         axes.text(place, 0, stage, ha="center", va="center", fontsize=10, bbox=box)
     for name, (start, end) in ARROWS.items():
-        _draw_arrow(axes, name, STAGES.index(start), STAGES.index(end), name in marked)
+        color = (DEAR if dear else BROKEN) if name in marked else SOUND
+        _draw_arrow(axes, name, STAGES.index(start), STAGES.index(end), color)
         middle, (_, _, height) = (STAGES.index(start) + STAGES.index(end)) / 2, _PLACES.get(name, _STRAIGHT)
         beneath = height - 0.17 if abs(height) > 0.5 else -0.2
         axes.text(middle, beneath, (ids or {}).get(name, ""), ha="center", va="center", fontsize=8, color=BROKEN)
-    told = [f"✗ {name}: {note}" for name, note in marked.items() if note]
-    axes.text(-0.45, 1.4, "\n".join(told), ha="left", va="top", fontsize=9.5, color=BROKEN, fontweight="bold")
+    told = [f"{'' if dear else '✗ '}{name}: {note}" for name, note in marked.items() if note]
+    axes.text(
+        -0.45, 1.4, "\n".join(told), ha="left", va="top", fontsize=9.5, color=DEAR if dear else BROKEN,
+        fontweight="bold",
+    )  # fmt: skip
     return marked
 
 
-def _draw_arrow(axes: Any, name: str, start: int, end: int, is_broken: bool) -> None:
+def _draw_arrow(axes: Any, name: str, start: int, end: int, color: str) -> None:
     """Draw one arrow: straight, along the top (log-probs), or along the bottom (weights), with its name."""
     bend, side, height = _PLACES.get(name, _STRAIGHT)
-    color, width = (BROKEN, 2.4) if is_broken else (SOUND, 1.3)
+    width = 1.3 if color == SOUND else 2.4
     gap = 0.0 if bend else 0.36
     axes.annotate(
         "",
@@ -78,11 +94,12 @@ def _draw_arrow(axes: Any, name: str, start: int, end: int, is_broken: bool) -> 
             "arrowstyle": "-|>",
             "color": color,
             "lw": width,
-            "linestyle": "--" if is_broken else "-",  # told without the colour, too
+            "linestyle": "--" if color == BROKEN else "-",  # told without the colour, too
             "connectionstyle": f"arc3,rad={bend}",
             "shrinkA": 0,
             "shrinkB": 0,
         },
     )
-    words, weight = (f"✗ {name}", "bold") if is_broken else (name, "normal")
+    words = f"✗ {name}" if color == BROKEN else name
+    weight = "normal" if color == SOUND else "bold"
     axes.text((start + end) / 2, height, words, ha="center", va="center", fontsize=8.5, color=color, fontweight=weight)

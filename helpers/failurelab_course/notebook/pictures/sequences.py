@@ -61,8 +61,10 @@ def weights(axes: Any, values: torch.Tensor, title: str, cap: float = 3.0) -> No
             place, min(value, 4.6), width=0.85, color="white" if left_out else MANY,
             edgecolor=FEW if left_out else MANY, hatch="////" if left_out else "", linewidth=0.8,
         )  # fmt: skip
+        if value > 4.6:
+            axes.text(place, 4.6, "↑", ha="center", va="bottom", fontsize=7, color=FEW)
     axes.axhline(cap, color=FEW, linestyle="--", linewidth=1.2)
     axes.text(0, cap + 0.1, "above 3: left out", color=FEW, fontsize=9, va="bottom")
     axes.axhline(1, color="0.4", linestyle=":", linewidth=1.2)
-    axes.set(xlabel="completions, sorted", ylabel="weight", ylim=(0, 4.7), xticks=[], title=title)
+    axes.set(xlabel="completions, sorted", ylabel="weight", ylim=(0, 5), xticks=[], title=title)
     axes.grid(visible=False)

@@ -1,4 +1,4 @@
-"""A tree of questions, and where each run left it; and what one bound of it accuses."""
+"""A tree of questions, and where each run left it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -57,25 +57,3 @@ def questions(
             )  # fmt: skip
     axes.set(xlim=(-0.1, 9.2), ylim=(below + 0.4, 0.5))
     axes.axis("off")
-
-
-def bound(axes: Any, groups: Mapping[str, Sequence[float]], limit: float, title: str) -> None:
-    """Draw how far runs are from what is expected, in standard errors, and which a bound accuses.
-
-    Args:
-        axes: matplotlib's.
-        groups: by name, the distances of the runs, in standard errors.
-        limit: above it a run is accused.
-        title: of the picture.
-    """
-    ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    for row, (name, values) in enumerate(groups.items()):
-        inside = [value for value in values if value <= limit]
-        beyond = [value for value in values if value > limit]
-        axes.plot(inside, [-row] * len(inside), "o", color="#777777", markersize=5, linestyle="none", alpha=0.6)
-        axes.plot(beyond, [-row] * len(beyond), "x", color=WRONG, markersize=8, linestyle="none", markeredgewidth=2)
-        axes.text(0, 0.32 - row, f"{name}: {len(beyond)} of {len(values)}", fontsize=9, va="bottom", bbox=ground)
-    axes.axvline(limit, color=ASKED, linestyle="--", linewidth=1.5)
-    right = max(4.3, 0.3 + max(max(values) for values in groups.values()))
-    axes.set(xlim=(-0.1, right), ylim=(-len(groups) + 0.6, 0.9), yticks=[], xlabel="standard errors", title=title)
-    axes.grid(visible=False)

@@ -14,7 +14,6 @@ from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 
 STEPS = (1, 8)  # at the later one the weights have moved; a wrong fix is stopped behind it
-CLIPPED = "completions/clipped_ratio"
 NOTHING = textbook.Apart(0.0, 0.0, 1.0)  # of a step whose rewards leave no gradient
 
 
@@ -27,15 +26,13 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
     metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "step_found": None}
-    metrics |= {"other_texts": None, "clipped": None}
+    metrics["other_texts"] = None
     metrics["beta"] = trainer.args.beta
     with textbook.compare(trainer, STEPS, with_suspects=False) as comparison:
         try:
             yield
         finally:
             reports = comparison.reports
-            logged = [row[CLIPPED] for row in trainer.state.log_history if CLIPPED in row]
-            metrics["clipped"] = sum(logged) / len(logged) if logged else None
             if reports:
                 metrics["other_texts"] = any(report.texts for report in reports)
             if reports and all(report.verdict != "NOT CHECKED" for report in reports):

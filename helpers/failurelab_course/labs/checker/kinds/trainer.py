@@ -23,6 +23,7 @@ from failurelab_course.labs.checker.base import CheckRun, Refused
 # Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
 # its end
 Score = tuple[int, str, float, bool]
+CLIPPED = "completions/clipped_ratio"
 
 
 # A look at a trainer while it trains, which fills in the run's metrics.
@@ -141,6 +142,8 @@ def train(trainer: transformers.Trainer, run: CheckRun) -> None:
         with watched(trainer.model, run, lambda: trainer.state.max_steps):
             trainer.train()
     finally:
+        cut = [row[CLIPPED] for row in trainer.state.log_history if CLIPPED in row]
+        metrics["clipped"] = sum(cut) / len(cut) if cut else None
         losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
         metrics["finite"] = metrics["finite"] is True and all(loss - loss == 0 for loss in losses)
         if losses:
@@ -162,7 +165,7 @@ def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     held: set[int] = set()  # parameters of an optimizer that has made a step; until then all may be trained
     kept, scores = Kept(model), []
-    metrics |= {"tensors_total": len(before), "steps_done": 0, "learning_rate": 0.0}
+    metrics |= {"tensors_total": len(before), "steps_done": 0, "learning_rate": 0.0, "momentum": None}
 
     def trained() -> dict[str, torch.nn.Parameter]:
         parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -179,6 +182,7 @@ def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -
         gradients = [parameter.grad for parameter in trained().values()]
         metrics["steps_done"] += 1
         metrics["learning_rate"] = max(metrics["learning_rate"], *(float(group["lr"]) for group in groups))
+        metrics["momentum"] = min(float(group.get("momentum", 0.0)) for group in groups)
         metrics["checkpointing"] = not kept.count() and metrics["checkpointing"] is not False
         without = sum(gradient is None for gradient in gradients)
         metrics["tensors_without_gradient"] = max(without, metrics["tensors_without_gradient"] or 0)

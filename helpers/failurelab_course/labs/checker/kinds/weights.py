@@ -1,8 +1,8 @@
 """The kind `weights`: a script's own `importance_weights(policy_logps, engine_logps, mask)`.
 
 It is given log-probabilities as they are measured: of the small model in float32 and of a copy in bfloat16 that drew
-the tokens, of short and long completions; of two that agree; and of an engine at another temperature, for which weights
-are there.
+the tokens, of short and long completions; of two that agree; and of two that differ by the same in each token, of few
+and of many tokens: a small difference counts too, and none counts for more because a completion is longer.
 """
 
 import copy
@@ -13,7 +13,8 @@ import torch
 from failurelab import mismatch
 from failurelab_course.labs.checker.base import CheckRun, Refused
 
-SHORT, LONG, COUNT, TEMPERATURE = 16, 448, 64, 0.7
+SHORT, LONG, COUNT = 16, 448, 64
+GAPS, LENGTHS = (0.05, 0.3), (8, 64)  # nats a token; tokens
 
 
 def measure(script: types.ModuleType, run: CheckRun) -> None:
@@ -37,28 +38,29 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
         return min(mismatch.effective_sample_size(column) for column in weights(*pair).T)
 
     long = _drawn(run, LONG)
-    other, hot = _drawn(run, SHORT, TEMPERATURE)
-    ratio = (other - hot).exp()
-    pair = torch.stack([weights(other, hot).flatten(), ratio.flatten()])
-    follow = torch.corrcoef(pair)[0, 1] if pair[0].std() > 0 else pair.new_zeros(())
+    slopes = []
+    for gap in GAPS:
+        for length in LENGTHS:
+            policy = long[0].new_full((4, length), gap)
+            slopes.append(float(weights(policy, torch.zeros_like(policy)).log().mean()) / gap)
     run.metrics |= {
         "effective_share": effective(long),
         "effective_short": effective(_drawn(run, SHORT)),
         "weight_error": float((weights(long[0], long[0]) - 1).abs().max()),
-        "weights_follow": float(follow),
+        "weights_follow": min(min(slope, 1 / slope) if slope > 0 else 0.0 for slope in slopes),
     }
 
 
 @torch.no_grad()
-def _drawn(run: CheckRun, length: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both log-probabilities, (sequences, tokens), of what a bfloat16 copy draws at a temperature."""
+def _drawn(run: CheckRun, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both log-probabilities, (sequences, tokens), of what a bfloat16 copy draws."""
     engine = copy.deepcopy(run.clean).to(torch.bfloat16)
     torch.manual_seed(0)
     ids = torch.randint(3, run.clean.config.vocab_size, (COUNT, 8), device=run.clean.device)
     out = engine.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=True, temperature=temperature,
-        top_k=0, eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=True, top_k=0,
+        eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
     new = out.sequences[:, 8:, None]
-    theirs = (torch.stack(out.logits, 1).float() / temperature).log_softmax(-1).gather(-1, new)[..., 0]
+    theirs = torch.stack(out.logits, 1).float().log_softmax(-1).gather(-1, new)[..., 0]
     return run.clean(out.sequences).logits[:, 7:-1].log_softmax(-1).gather(-1, new)[..., 0], theirs

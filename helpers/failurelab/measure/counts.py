@@ -1,0 +1,79 @@
+"""Figures that are counted, by the names of figures.toml: rewards, groups, prompts, ends, tokens."""
+
+import math
+import statistics
+from collections.abc import Sequence, Set
+from typing import Any
+
+from failurelab.failures.predicates import Value
+
+Ids = Sequence[Sequence[int]]
+
+
+def of_rewards(groups: Sequence[Sequence[float | None]]) -> dict[str, int]:
+    """Count groups whose rewards are equal, and rewards that are no finite number; None is one."""
+    paid = [reward for group in groups for reward in group]
+    return {
+        "groups": len(groups),
+        "flat_groups": sum(len(set(group)) == 1 for group in groups),
+        "rewards_paid": len(paid),
+        "rewards_invalid": sum(reward is None or not math.isfinite(reward) for reward in paid),
+    }
+
+
+def of_worth(rewards: Sequence[float | None], right: Sequence[bool]) -> dict[str, Value]:
+    """Compare what right completions are paid with what wrong ones are."""
+    numbers = [(reward or 0.0, good) for reward, good in zip(rewards, right, strict=True)]
+    parts = [[reward for reward, good in numbers if good is wanted] for wanted in (True, False)]
+    paid = [reward for reward, _ in numbers]
+    margin = statistics.fmean(parts[0]) - statistics.fmean(parts[1]) if all(parts) else None
+    spread = max(paid) - min(paid) if paid else None
+    return {"rewards_asked": len(paid), "rewards_spread": spread, "margin": margin, "margin_if_given": margin}
+
+
+def of_groups(prompts: Sequence[Any], size: int) -> dict[str, Value]:
+    """Divide the prompts of a batch's completions, in their order, into groups."""
+    groups = [set(map(repr, prompts[at : at + size])) for at in range(0, len(prompts) - size + 1, size)]
+    return {
+        "completions_a_group": size,
+        "completions_left_over": len(prompts) % size,
+        "groups": len(groups),
+        "groups_mixed": sum(len(group) > 1 for group in groups),
+    }
+
+
+def of_completions(completions: Ids, drawn: Set[int], known: Set[int], limit: int) -> dict[str, Value]:
+    """Count ends: those that the policy draws, and those of them that the trainer knows.
+
+    Args:
+        completions: their ids.
+        drawn: ids that end a turn of the policy's.
+        known: ids that the trainer takes for an end.
+        limit: the most tokens of a completion.
+    """
+    ends = [id for row in completions for id in row if id in drawn]
+    return {
+        "rollouts": len(completions),
+        "clipped": sum(len(row) >= limit and known.isdisjoint(row) for row in completions) / max(1, len(completions)),
+        "ends_drawn": len(ends),
+        "ends_not_seen": sum(id not in known for id in ends),
+    }
+
+
+def of_prompts(prompts: Ids, limit: int | None) -> dict[str, Value]:
+    """Count lengths of prompts, and those that a limit cuts."""
+    cut = 0 if limit is None else sum(len(ids) > limit for ids in prompts)
+    return {"prompt_lengths": len(set(map(len, prompts))), "prompts_cut": cut}
+
+
+def of_texts(prompts: Sequence[str], mark: str) -> dict[str, Value]:
+    """Count prompts without the mark of a chat template."""
+    lengths = len(set(map(len, prompts)))
+    return {"prompt_lengths": lengths, "prompts_without_template": sum(mark not in text for text in prompts)}
+
+
+def of_tokens(trained: Ids, drawn: Ids) -> dict[str, Value]:
+    """Count the tokens of completions that were trained on, and those of completions that were never drawn."""
+    known = set(map(tuple, drawn))
+    foreign = sum(len(row) for row in trained if tuple(row) not in known)
+    return {"tokens_trained": sum(map(len, trained)), "foreign_tokens": foreign}

@@ -1,1 +1,0 @@
-"""A training script judged before the GPU hours are spent: `failurelab preflight`, `python -m failurelab.preflight`."""

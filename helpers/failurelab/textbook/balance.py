@@ -1,0 +1,748 @@
+"""What the ledger's three tables say, as figures; and each check, which is true, false or not known.
+
+A figure that these tables cannot tell is None, and a check that needs it is not known. A check holds only where the
+stimulus could have shown the mistake and the same figures, with the mistake planted in the same tables, show it.
+"""
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from failurelab.failures.predicates import Predicate, Value, parse
+from failurelab.textbook.rows import Ids
+
+Figures = dict[str, Value]
+POLICY = "the policy"
+DRAWN, ASKED, MOVED, PADDING, FOREIGN, UNKNOWN = "drawn", "asked", "moved", "padding", "foreign", "not known"
+_LONG = 8  # tokens that stand by chance where they were not drawn are fewer
+_CLEAR = 0.5  # deviations of its group from which on a reward says whether a completion is to be made likelier
+_LEAST_MOVE = 1e-4  # nats a token: a policy that moved less looks like its first weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A completion that was drawn.
+
+    Attributes:
+        number: of the draw.
+        call: number of the call that drew it; `row` in that call.
+        row: see call.
+        context: ids that it was drawn behind, without padding.
+        tokens: that were drawn, up to the end and with it.
+        ended: whether the last of them is an end.
+        step: optimizer steps that were done before.
+        by: `the policy`, `an engine`, or the class of another model.
+        weights: a number for the weights that drew; None where they are not known.
+        temperature: that was asked for; None where it is not known.
+        logps: of the tokens, by what drew them; None where it did not tell.
+        policy_logps: of the tokens, by the policy at that time.
+    """
+
+    number: int
+    call: int
+    row: int
+    context: Ids
+    tokens: Ids
+    ended: bool
+    step: int = 0
+    by: str = POLICY
+    weights: int | None = None
+    temperature: float | None = None
+    logps: tuple[float, ...] | None = None
+    policy_logps: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """A token that is trained on.
+
+    Attributes:
+        place: how many ids the model had read as it scored it.
+        token: the id that was scored.
+        follows: the id that stands behind what was read; None at the end.
+        weight: the loss's derivative by its log-probability; NaN where it is not known.
+        logp: its log-probability there, at the temperature that was drawn at.
+        at: place among the ids as they were handed over, with padding.
+    """
+
+    place: int
+    token: int
+    follows: int | None
+    weight: float = math.nan
+    logp: float = math.nan
+    at: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A row of a forward pass of the loss: the ids that the model attended to, and the tokens that have a gradient."""
+
+    rank: int
+    step: int
+    row: int
+    ids: Ids
+    tokens: tuple[Token, ...]
+    weights: int | None = None
+    padded: Ids = ()
+
+    @functools.cached_property
+    def offset(self) -> int | None:
+        """How far behind the right row of logits tokens were scored, in positions; None where no one shift says so."""
+        for shift in sorted(range(-len(self.padded), len(self.padded)), key=abs):
+            places = [(token.at + 1 + shift, token.token) for token in self.tokens]
+            same = sum(0 <= at < len(self.padded) and self.padded[at] == own for at, own in places)
+            if same >= 0.95 * len(places):
+                return shift
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Paid:
+    """A completion that was rewarded.
+
+    Attributes:
+        row: place in the call of the reward functions.
+        batch: which call that is.
+        step: optimizer steps that were done before.
+        group: number of the group in that batch.
+        rewards: of each function.
+        total: of the trainer; None where no function gave one.
+        text: that the functions were given; None where it is no plain text.
+        other_text: whether it is another one than was drawn; None where that is not known.
+        prompt: that the functions were given, as text; None where none was.
+        columns: all that they were given for this row, as text.
+        ids: of the completion, as the functions were given them, or as they were drawn; None where not known.
+        draw: number of the draw; None where it is not known.
+        sequence: ids of prompt and completion; None where they are not known.
+    """
+
+    row: int
+    batch: int
+    step: int
+    group: int
+    rewards: tuple[float | None, ...]
+    total: float | None
+    text: str | None = None
+    other_text: bool | None = None
+    prompt: str | None = None
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ids: Ids | None = None
+    draw: int | None = None
+    sequence: Ids | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """What has to be known of a run to read its tables.
+
+    Attributes:
+        pad: id of the padding.
+        ends: ids that end a completion.
+        draws_known: whether nothing can have drawn without being seen: no rollouts of the script's own.
+        asked: ids behind which the policy was asked for a token by hand, in such rollouts; None where not known.
+        groups_known: whether groups are those of the library: completions that stand together.
+        rewards_known: whether a completion's reward is the sum of the functions' rewards.
+        steps_allowed: optimizer steps that may lie between a draw and the step that trains on it.
+        rounding: of a log-probability, in nats.
+        noisy: whether dropout makes each pass another one.
+        moved: nats a token that the policy has moved since another one drew first; None where none did.
+        paired: whether completions are compared in pairs, and the policy has no temperature.
+        temperatures: that was drawn at, and that was scored at, for each forward pass; None where it could not be read.
+        left_over: the largest share of a gradient that no weight of a score explains.
+        rows: of the dataset, where it is small.
+        decode: gives the text of ids.
+        weights: of the policy as it trained, by the number of steps done.
+    """
+
+    pad: int = 0
+    ends: frozenset[int] = frozenset()
+    draws_known: bool = True
+    asked: frozenset[Ids] | None = frozenset()
+    groups_known: bool = True
+    rewards_known: bool = True
+    steps_allowed: int = 0
+    rounding: float = 0.01
+    noisy: bool = False
+    moved: float | None = None
+    paired: bool = False
+    temperatures: tuple[tuple[float, float | None], ...] = ()
+    left_over: float | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
+    decode: Callable[[Ids], str] = str
+    weights: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
+
+
+State = tuple[str, int | None]  # of a token that is trained on, and the number of its draw
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The three tables, linked: a trained token with its draw, a paid row with its draw."""
+
+    draws: tuple[Draw, ...]
+    trained: tuple[Trained, ...]
+    paid: tuple[Paid, ...]
+    setting: Conditions = Conditions()
+
+    @functools.cached_property
+    def states(self) -> list[list[State]]:
+        """Of each token that is trained on, row by row, what it is, and the number of its draw."""
+        every = [self._covered(row) for row in self.trained]
+        used = {draw for own in every for _, draw in own if draw is not None}
+        astray = [draw for draw in self.draws if draw.tokens and draw.number not in used]
+        contexts = {draw.context for draw in self.draws}
+        explained, left = 0, [place for place, own in enumerate(every) if (UNKNOWN, None) in own]
+        moved: dict[int, list[State]] = {}
+        for place in left:
+            found = self._elsewhere(self.trained[place], every[place], astray)
+            moved[place] = found
+            explained += (UNKNOWN, None) not in found
+        for place in left:
+            row, own = self.trained[place], every[place]
+            found = moved[place]
+            if (UNKNOWN, None) not in found and (self.setting.draws_known or 2 * explained >= len(left)):
+                every[place] = found
+            elif (
+                self.setting.draws_known
+                or any(draw is not None for _, draw in own)
+                or any(row.ids[: len(context)] == context for context in contexts)
+            ) and self.draws:
+                every[place] = [(FOREIGN, None) if state == UNKNOWN else (state, draw) for state, draw in own]
+        return every
+
+    def _covered(self, row: Trained) -> list[State]:
+        """Return the tokens that were drawn behind what the model read before them."""
+        spans = []
+        for draw in self.draws:
+            start, ids = len(draw.context), draw.context + draw.tokens
+            if draw.tokens and start < len(row.ids) and row.ids[:start] == draw.context:
+                common = next(
+                    (at for at, (one, two) in enumerate(zip(row.ids, ids)) if one != two), min(len(row.ids), len(ids))
+                )
+                spans.append((common, start, draw))
+        spans.sort(key=lambda span: -span[0])
+        whole = max(
+            (common for common, start, draw in spans if draw.ended and common == start + len(draw.tokens)), default=None
+        )
+        states: list[State] = []
+        for token in row.tokens:
+            own = next(
+                (
+                    draw.number
+                    for common, start, draw in spans
+                    if start <= token.place <= common
+                    and token.place < start + len(draw.tokens)
+                    and draw.tokens[token.place - start] == token.token
+                ),
+                None,
+            )
+            behind = whole is not None and token.place >= whole
+            if own is not None:
+                states.append((DRAWN, own))
+            elif token.token == self.setting.pad and behind and set(row.ids[token.place :]) <= {self.setting.pad}:
+                states.append((PADDING, None))
+            elif self.setting.asked and row.ids[: token.place] in self.setting.asked:
+                states.append((ASKED, None))
+            else:
+                states.append((UNKNOWN, None))
+        return states
+
+    def _elsewhere(self, row: Trained, states: list[State], astray: list[Draw]) -> list[State]:
+        """Return the states with those tokens that belong to a draw behind other ids, which stands here as a whole."""
+        found, long = list(states), False
+        shift = row.offset
+        if shift:
+            return [(MOVED, None) if state == UNKNOWN else (state, draw) for state, draw in states]
+        for draw in sorted(astray, key=lambda draw: -len(draw.tokens)):
+            bare = draw.tokens[:-1] if draw.ended and len(draw.tokens) > 1 else draw.tokens
+            for start in range(len(row.ids) - len(bare) + 1):
+                if row.ids[start : start + len(bare)] != bare:
+                    continue
+                span = range(start, start + len(draw.tokens))
+                inside = [
+                    at for at, token in enumerate(row.tokens) if token.place in span and found[at] == (UNKNOWN, None)
+                ]
+                for at in inside:
+                    found[at] = (MOVED, draw.number)
+                long |= bool(inside) and len(bare) > _LONG
+                if inside:
+                    break
+        if any(state == MOVED for state, _ in found):
+            rest = [at for at, state in enumerate(found) if state == (UNKNOWN, None)]
+            if long or all(row.tokens[at].token in self.setting.ends | {self.setting.pad} for at in rest):
+                return [(MOVED, None) if state == UNKNOWN else (state, draw) for state, draw in found]
+        return states
+
+    @functools.cached_property
+    def of_row(self) -> dict[int, Paid]:
+        """The paid row of each row that is trained on, by its place in `trained`; what is not known is left out.
+
+        Rows of the same tokens that were paid otherwise cannot be told apart.
+        """
+        known: dict[Ids, list[Paid]] = {}
+        for paid in self.paid:
+            if paid.sequence is not None:
+                known.setdefault(paid.sequence, []).append(paid)
+        links = {}
+        for place, row in enumerate(self.trained):
+            ids = row.ids
+            while ids and ids not in known and ids[0] == self.setting.pad:
+                ids = ids[1:]
+            while ids and ids not in known and ids[-1] == self.setting.pad:
+                ids = ids[:-1]
+            some = known.get(ids, [])
+            if some and len({(paid.total, paid.group) for paid in some}) == 1:
+                links[place] = some[-1]
+        return links
+
+    # as tables
+
+    def lines_of_draws(self) -> Iterator[dict[str, Any]]:
+        """Yield a line for each token that was drawn."""
+        for draw in self.draws:
+            for place, token in enumerate(draw.tokens):
+                logp = None if draw.logps is None else draw.logps[place]
+                yield {
+                    "draw": draw.number, "call": draw.call, "row": draw.row, "place": place, "token": token,
+                    "context": draw.context + draw.tokens[:place], "by": draw.by, "logp": logp,
+                    "weights": draw.weights, "temperature": draw.temperature,
+                }  # fmt: skip
+
+    def lines_of_trained(self) -> Iterator[dict[str, Any]]:
+        """Yield a line for each token that is trained on."""
+        draws = {draw.number: draw for draw in self.draws}
+        for row, states in zip(self.trained, self.states):
+            for token, (state, number) in zip(row.tokens, states):
+                draw = None if number is None else draws[number]
+                old = None
+                if draw is not None and state == DRAWN:
+                    old = draw.policy_logps[token.place - len(draw.context)]
+                yield {
+                    "rank": row.rank, "step": row.step, "row": row.row, "place": token.place, "token": token.token,
+                    "context": row.ids[: token.place], "logp_now": token.logp, "logp_old": old,
+                    "weight": None if math.isnan(token.weight) else token.weight, "state": state, "draw": number,
+                }  # fmt: skip
+
+    def lines_of_paid(self) -> Iterator[dict[str, Any]]:
+        """Yield a line for each completion that was rewarded."""
+        for paid in self.paid:
+            yield {
+                "batch": paid.batch, "row": paid.row, "group": paid.group, "rewards": paid.rewards,
+                "total": paid.total, "text": paid.text, "draw": paid.draw,
+            }  # fmt: skip
+
+
+def measure(tables: Tables) -> Figures:
+    """Return the figures of the tables, by the names of docs/figures.md; None where one is not known."""
+    return {
+        **_of_tokens(tables),
+        **_of_scores(tables),
+        **_of_policy(tables),
+        **_of_groups(tables),
+        **_of_rows(tables),
+        **_of_ends(tables),
+    }
+
+
+def _of_tokens(tables: Tables) -> Figures:
+    counts = Counter(state for own in tables.states for state, _ in own)
+    known = counts.total() > 0 and bool(tables.draws or tables.setting.asked)
+
+    def count(state: str) -> int | None:
+        """A count of 0 is known where each token is."""
+        return counts[state] if known and (counts[state] or not counts[UNKNOWN]) else None
+
+    return {
+        "tokens_trained": counts.total(),
+        "foreign_tokens": count(FOREIGN),
+        "moved_tokens": count(MOVED),
+        "padding_trained": count(PADDING),
+    }
+
+
+def _of_scores(tables: Tables) -> Figures:
+    draws = {draw.number: draw for draw in tables.draws}
+    gaps, apart, shifts = list[float](), list[float](), Counter[int]()
+    for row, states in zip(tables.trained, tables.states):
+        if row.offset is not None:
+            shifts[row.offset] += len(row.tokens)
+        for token, (state, number) in zip(row.tokens, states):
+            if number is None or tables.setting.noisy:
+                continue
+            draw = draws[number]
+            if state == MOVED:
+                if token.token in draw.tokens:
+                    apart.append(abs(token.logp - draw.policy_logps[draw.tokens.index(token.token)]))
+            elif draw.weights is not None and draw.weights == row.weights and draw.policy_logps:
+                gaps.append(abs(token.logp - draw.policy_logps[token.place - len(draw.context)]))
+    temperatures = [(drawn, scored) for drawn, scored in tables.setting.temperatures if scored is not None]
+    off = [abs(scored / drawn - 1) for drawn, scored in temperatures]
+    wrong = [shift for shift, _ in shifts.most_common() if shift]
+    return {
+        "rows_scored": shifts.total(),
+        "positions_off": None if not shifts else wrong[0] if wrong else 0,
+        "trained_gap": max(gaps, default=None),
+        "context_gap": sum(apart) / len(apart) if apart else None,
+        "draw_rounding": tables.setting.rounding,
+        "temperature_asked": max((abs(drawn - 1) for drawn, _ in temperatures), default=None),
+        "temperature_off": None if tables.setting.paired else max(off, default=None),
+        "weights_left_over": tables.setting.left_over,
+    }
+
+
+def _gap(draws: Sequence[Draw]) -> float | None:
+    """Return the mean difference of log-probabilities of the policy's from those of what drew; None if not known."""
+    pairs = [pair for draw in draws if draw.logps for pair in zip(draw.logps, draw.policy_logps)]
+    apart = [abs(one - other) for one, other in pairs if not math.isnan(one)]
+    return sum(apart) / len(apart) if apart else None
+
+
+def _of_policy(tables: Tables) -> Figures:
+    used = {number for own in tables.states for _, number in own if number is not None}
+    draws = [draw for draw in tables.draws if draw.number in used]
+    others = [draw for draw in draws if draw.by != POLICY]
+    by_others = len(others) == len(draws) if draws else None
+    moved, gap, grown = tables.setting.moved, None, None
+    if draws and not others:
+        gap = grown = 0.0
+    elif others:
+        calls = sorted({draw.call for draw in others})
+        first, gap = (_gap([draw for draw in others if draw.call == call]) for call in (calls[0], calls[-1]))
+        if first is not None and gap is not None and moved is not None and moved > max(_LEAST_MOVE, first):
+            grown = max(0.0, gap - first) / moved
+    by_number = {draw.number: draw for draw in tables.draws}
+    ages, other = [], 0
+    for row, states in zip(tables.trained, tables.states):
+        for _, number in states:
+            if number is not None:
+                draw = by_number[number]
+                ages.append(row.step - draw.step)
+                then = tables.setting.weights.get(draw.step)
+                other += draw.by == POLICY and None not in (draw.weights, then) and draw.weights != then
+    several = len({row.step for row in tables.trained}) > 1
+    return {
+        "drawn_by_others": by_others,
+        "policy_gap": gap,
+        "policy_moved": moved,
+        "policy_gap_grown": grown,
+        "other_weights": other if ages else None,
+        "draws_overdue": max(0, max(ages) - tables.setting.steps_allowed) if ages and several else None,
+    }
+
+
+def _batches(tables: Tables) -> list[list[list[Paid]]]:
+    """Return the groups of each batch that was rewarded."""
+    batches: dict[int, dict[int, list[Paid]]] = {}
+    for paid in tables.paid:
+        batches.setdefault(paid.batch, {}).setdefault(paid.group, []).append(paid)
+    return [list(groups.values()) for groups in batches.values()]
+
+
+def _of_groups(tables: Tables) -> Figures:
+    draws = {draw.number: draw for draw in tables.draws}
+    groups = [group for batch in _batches(tables) for group in batch]
+    none: Figures = {
+        "groups": len(groups) or None,
+        "groups_mixed": None,
+        "flat_groups": None,
+        "completions_a_group": None,
+    }
+    if not groups or not tables.setting.groups_known:
+        return none | {"groups": None}
+    flat = None
+    if tables.setting.rewards_known:
+        totals = [[paid.total for paid in group if paid.total is not None] for group in groups]
+        flat = sum(bool(own) and max(own) - min(own) <= 1e-6 * max(map(abs, (1.0, *own))) for own in totals)
+
+    def prompt(paid: Paid) -> Any:
+        return paid.prompt if paid.prompt is not None else draws[paid.draw].context if paid.draw in draws else None
+
+    prompts = [[prompt(paid) for paid in group] for group in groups]
+    every = [each for own in prompts for each in own]
+    mixed = sum(len(set(own)) > 1 for own in prompts) if None not in every and len(set(every)) > 1 else None
+    return none | {"groups_mixed": mixed, "flat_groups": flat, "completions_a_group": max(map(len, groups))}
+
+
+def _of_rows(tables: Tables) -> Figures:
+    """Whether each row is trained on by its own reward: pushed up where it is the better one of its group."""
+    compared, turned = 0, 0
+    setting = tables.setting
+    groups = {(paid.batch, paid.group): group for batch in _batches(tables) for group in batch for paid in group}
+    for place, paid in tables.of_row.items():
+        own = [each.total for each in groups[paid.batch, paid.group] if each.total is not None]
+        if paid.total is None or len(own) < 2:
+            continue
+        mean = sum(own) / len(own)
+        deviation = math.sqrt(sum((each - mean) ** 2 for each in own) / len(own))
+        weight = sum(token.weight for token in tables.trained[place].tokens if not math.isnan(token.weight))
+        if deviation <= 1e-6 or abs(paid.total - mean) < _CLEAR * deviation or not weight:
+            continue
+        compared += 1
+        turned += weight * (paid.total - mean) > 0  # a loss that falls makes what has a negative derivative likelier
+    known = setting.groups_known and setting.rewards_known and compared > 1
+    other = [paid.other_text for paid in tables.paid if paid.other_text is not None]
+    return {
+        "rows_compared": compared,
+        "rows_turned": turned if known else None,
+        "other_texts": any(other) if other else None,
+        "columns_moved": count_moved_columns(tables),
+    }
+
+
+def count_moved_columns(tables: Tables) -> int | None:
+    """Return how many completions were rewarded with a column of another prompt's row; None where it is not known."""
+    rows, decode = tables.setting.rows, tables.setting.decode
+    draws = {draw.number: draw for draw in tables.draws}
+    known = [(draws[paid.draw].context, paid) for paid in tables.paid if paid.draw in draws]
+    if not rows or not known or len(known) < len(tables.paid):
+        return None
+    own = {context: _rows_of(decode(context), rows) for context in {context for context, _ in known}}
+    if sum(bool(found) for found in own.values()) < 2:
+        return None
+    wrong = set()
+    for name in rows[0]:
+        asked = "prompts" if name == "prompt" else name
+        values = {context: {repr(row[name]) for row in found} for context, found in own.items()}
+        every = set().union(*values.values())
+        for place, (context, paid) in enumerate(known):
+            value = paid.columns.get(asked)
+            if value is not None and values[context] and value in every - values[context]:
+                wrong.add(place)
+    return len(wrong)
+
+
+def _rows_of(text: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows whose prompt a text holds; those with the longest one, for "1+1=" stands in "11+1=" too."""
+    text = "".join(text.split())
+    held = [(len(words), row) for row in rows if (words := _words(row["prompt"])) and words in text]
+    longest = max((size for size, _ in held), default=0)
+    return [row for size, row in held if size == longest]
+
+
+def _words(prompt: Any) -> str:
+    """Return a prompt's text, or that of its last message, without blanks."""
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[-1], Mapping):
+        prompt = prompt[-1].get("content")
+    return "".join(prompt.split()) if isinstance(prompt, str) else ""
+
+
+def _of_ends(tables: Tables) -> Figures:
+    """Whether ends that were drawn are among the ids that were rewarded, where each draw was rewarded once."""
+    drawn, handed, last, known = 0, 0, 0, bool(tables.paid)
+    batches: dict[int, list[Paid]] = {}
+    for paid in tables.paid:
+        batches.setdefault(paid.batch, []).append(paid)
+    lengths = Counter[int]()
+    for batch, rows in batches.items():
+        draws = [draw for draw in tables.draws if last < draw.call <= batch]
+        last = batch
+        known &= len(draws) == len(rows) and all(paid.ids is not None for paid in rows)
+        drawn += sum(draw.ended for draw in draws)
+        handed += sum(bool(tables.setting.ends & set(paid.ids or ())) for paid in rows)
+        lengths.update(len(draw.tokens) for draw in draws if draw.ended)
+        lengths.update(-1 for draw in draws if not draw.ended)
+    return {
+        "ends_drawn": drawn if known else None,
+        "ends_handed": handed if known else None,
+        "completions_paid": len(tables.paid),
+        "draw_lengths": len(lengths),
+    }
+
+
+# Checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Balance:
+    """Whether something balances: True, False, or None where it is not known.
+
+    Attributes:
+        name: what has to be so.
+        holds: whether it is.
+        why: the figures that say so, or what is missing.
+    """
+
+    name: str
+    holds: bool | None
+    why: str
+
+    def __str__(self) -> str:
+        return f"{ {True: 'balanced', False: 'NOT BALANCED', None: 'not known'}[self.holds] }: {self.name} ({self.why})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    name: str
+    needs: tuple[Predicate, ...]
+    holds: tuple[Predicate, ...]
+    more: tuple[Predicate, ...]  # that may be unknown
+    control: str
+
+
+def _rule(name: str, needs: str, holds: str, control: str, more: str = "") -> _Rule:
+    needed, held, beside = (tuple(parse(each) for each in text.split(", ") if each) for text in (needs, holds, more))
+    return _Rule(name, needed, held, beside, control)
+
+
+RULES = (
+    _rule("trained = drawn", "tokens_trained > 0", "foreign_tokens == 0, padding_trained == 0", "text encoded again"),
+    _rule(
+        "same context", "tokens_trained > 0", "moved_tokens == 0, positions_off == 0", "another context",
+        "trained_gap <= draw_rounding",
+    ),
+    _rule(
+        "drawn by this policy", "tokens_trained > 0", "policy_gap_grown <= 0.1", "weights that stay",
+        "other_weights == 0, draws_overdue == 0",
+    ),
+    _rule(
+        "each row is its own", "rows_compared > 1", "rows_turned == 0", "rows in another order",
+        "other_texts == false, columns_moved == 0",
+    ),
+    _rule("a group is one prompt", "groups > 1", "groups_mixed == 0", "prompts that are not repeated"),
+    _rule("rewards differ in some group", "groups > 0", "flat_groups < groups", "equal rewards"),
+)  # fmt: skip
+
+
+def check(figures: Mapping[str, Value], controls: Mapping[str, Mapping[str, Value]]) -> list[Balance]:
+    """Return what balances, by the figures of a run and those with each mistake planted in its tables."""
+    return [_apply(rule, figures, controls.get(rule.control, {})) for rule in RULES]
+
+
+def _apply(rule: _Rule, figures: Mapping[str, Value], planted: Mapping[str, Value]) -> Balance:
+    def value(predicate: Predicate, of: Mapping[str, Value]) -> bool | None:
+        return predicate.holds(dict.fromkeys(predicate.names) | dict(of))
+
+    every = (*rule.holds, *rule.more)
+    if wrong := [each for each in every if value(each, figures) is False]:
+        return Balance(rule.name, False, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in wrong))
+    for predicate in (*rule.needs, *rule.holds):
+        if value(predicate, figures) is not True:
+            missing = [name for name in predicate.names if figures.get(name) is None]
+            return Balance(rule.name, None, f"{missing[0]} is not known" if missing else f"it needs {predicate}")
+    if not any(value(each, planted) is False for each in every):
+        return Balance(rule.name, None, f"with the mistake planted ({rule.control}) the figures look the same")
+    return Balance(rule.name, True, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in rule.holds))
+
+
+def _say(value: Value) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+# Mistakes, planted in tables
+
+
+def control(tables: Tables) -> dict[str, Figures]:
+    """Return the figures with each mistake planted in the tables, by the control's name."""
+    return {name: measure(plant(tables)) for name, plant in PLANTS.items()}
+
+
+def _encode_again(tables: Tables) -> Tables:
+    """Let the first token of each row be another one, as text that is encoded again has."""
+    rows = []
+    for row in tables.trained:
+        first = row.tokens[0]
+        other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
+        ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
+        padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
+        token = dataclasses.replace(first, token=other, follows=other)
+        rows.append(dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:])))
+    return dataclasses.replace(tables, trained=tuple(rows))
+
+
+def _move(tables: Tables) -> Tables:
+    """Let each row be read without its first id."""
+    rows = []
+    for row in tables.trained:
+        tokens = tuple(
+            dataclasses.replace(token, place=token.place - 1, at=token.at - 1)
+            for token in row.tokens
+            if token.place > 1
+        )
+        rows.append(dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens))
+    return dataclasses.replace(tables, trained=tuple(row for row in rows if row.tokens))
+
+
+def _train_padding(tables: Tables) -> Tables:
+    """Let the padding behind each row be trained on."""
+    rows, pad = [], tables.setting.pad
+    for row in tables.trained:
+        ids = (*row.ids, pad)
+        token = Token(len(row.ids), pad, pad, at=len(row.padded) - 1)
+        rows.append(dataclasses.replace(row, ids=ids, padded=(*row.padded, pad), tokens=(*row.tokens, token)))
+    return dataclasses.replace(tables, trained=tuple(rows))
+
+
+def _lose_ends(tables: Tables) -> Tables:
+    """Let the end of each completion be lost."""
+    ends = tables.setting.ends
+    paid = [
+        dataclasses.replace(each, ids=tuple(token for token in each.ids or () if token not in ends))
+        for each in tables.paid
+    ]
+    return dataclasses.replace(tables, paid=tuple(paid))
+
+
+def _keep_weights(tables: Tables) -> Tables:
+    """Let what drew last have the weights of the first draw: where the policy has moved since, that shows."""
+    last = max((draw.call for draw in tables.draws), default=0)
+    draws = []
+    for draw in tables.draws:
+        if draw.call == last and draw.by == POLICY:
+            draw = dataclasses.replace(draw, weights=tables.draws[0].weights)
+        elif draw.call == last:
+            logps = tuple(logp - (tables.setting.moved or 0.0) for logp in draw.policy_logps)
+            draw = dataclasses.replace(draw, logps=logps)
+        draws.append(draw)
+    return dataclasses.replace(tables, draws=tuple(draws))
+
+
+def _roll_rows(tables: Tables) -> Tables:
+    """Let each row have the weight of its batch's next one."""
+    weights = [[token.weight for token in row.tokens] for row in tables.trained]
+    rows = [
+        dataclasses.replace(
+            row,
+            tokens=tuple(
+                dataclasses.replace(token, weight=sum(own) / len(own) if own else math.nan) for token in row.tokens
+            ),
+        )
+        for row, own in zip(tables.trained, weights[1:] + weights[:1])
+    ]
+    return dataclasses.replace(tables, trained=tuple(rows))
+
+
+def _mix_groups(tables: Tables) -> Tables:
+    """Let each prompt come once, so that a group has others beside it."""
+    sizes = Counter((paid.batch, paid.group) for paid in tables.paid)
+    groups = Counter(batch for batch, _ in sizes)
+    paid = [dataclasses.replace(each, group=(each.row + each.group) % groups[each.batch]) for each in tables.paid]
+    return dataclasses.replace(tables, paid=tuple(paid))
+
+
+def _roll_columns(tables: Tables) -> Tables:
+    """Let each completion be rewarded with the columns of another group's."""
+    size = Counter((paid.batch, paid.group) for paid in tables.paid).most_common(1)
+    by = size[0][1] if size else 0
+    columns = [paid.columns for paid in tables.paid]
+    rolled = zip(tables.paid, columns[by:] + columns[:by])
+    return dataclasses.replace(tables, paid=tuple(dataclasses.replace(paid, columns=own) for paid, own in rolled))
+
+
+def _pay_alike(tables: Tables) -> Tables:
+    return dataclasses.replace(tables, paid=tuple(dataclasses.replace(paid, total=0.0) for paid in tables.paid))
+
+
+PLANTS: dict[str, Callable[[Tables], Tables]] = {
+    "text encoded again": _encode_again,
+    "another context": _move,
+    "padding is trained on": _train_padding,
+    "ends left out": _lose_ends,
+    "columns in another order": _roll_columns,
+    "weights that stay": _keep_weights,
+    "rows in another order": _roll_rows,
+    "prompts that are not repeated": _mix_groups,
+    "equal rewards": _pay_alike,
+}

@@ -1,0 +1,137 @@
+"""What a call of `generate` was given and gave, and what reward functions were asked, for all who listen to them."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab._row_inputs import split_inputs
+from failurelab.handles import listen_to
+from failurelab.textbook.preferences import listen_to_preference
+from failurelab.textbook.rows import Ids, Row, cut_at_end
+
+_IDS = ("inputs", "input_ids", "attention_mask")
+
+
+def read_generation(
+    model: Any, ends: frozenset[int], args: Sequence[Any], kwargs: dict[str, Any], output: Any
+) -> list[Row]:
+    """Return the completions that a call of `generate` drew, each behind the ids that it attended to.
+
+    Args:
+        model: whose `generate` was called.
+        ends: ids that end a completion.
+        args: of the call.
+        kwargs: of the call.
+        output: what it returned.
+
+    Raises:
+        ValueError: it was given no ids, or inputs of which it is not known to which prompt they belong.
+    """
+    given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    if given is None:
+        raise ValueError("generate was not given token ids")
+    attended = kwargs.get("attention_mask")
+    attended = torch.ones_like(given) if attended is None else attended
+    width, copies = given.shape[1], len(sequences) // len(given)
+    prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(given, attended)]
+    beside = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _IDS}
+    config = getattr(model, "config", None)
+    image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+    inputs = split_inputs(beside, given, attended.bool(), image)
+    if inputs is None:
+        raise ValueError(f"{', '.join(beside)}: which part belongs to which prompt is not known")
+    rows = []
+    for number, row in enumerate(sequences.tolist()):
+        completion, ended = cut_at_end(row[width:], ends)
+        padded = (width, len(row) - width)
+        rows.append(Row(prompts[number // copies], completion, ended, padded=padded, inputs=inputs[number // copies]))
+    return rows
+
+
+def ends_of(*sources: Any) -> frozenset[int]:
+    """Return the ids that end a completion, from the first that names some: a call's config, a model, a tokenizer."""
+    for source in sources:
+        config = getattr(source, "generation_config", source)
+        ends = getattr(config, "eos_token_id", None)
+        if ends is not None:
+            return frozenset([ends] if isinstance(ends, int) else [int(end) for end in ends])
+    return frozenset()
+
+
+def temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
+    """Return the temperature that a call of `generate` draws at; None where it does not sample."""
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    if not kwargs.get("do_sample", getattr(config, "do_sample", False)):
+        return None
+    temperature = kwargs.get("temperature", getattr(config, "temperature", None))
+    return None if temperature is None else float(temperature)
+
+
+def listen_to_rewards(trainer: Any, after: Callable[..., None]) -> tuple[int, contextlib.ExitStack]:
+    """Tell `after` of each call of a trainer's reward functions, reward models or judge, until the stack is closed.
+
+    Return how many there are, and the stack. `after` is given the number of the function, its arguments, its keyword
+    arguments and the rewards.
+    """
+    stack = contextlib.ExitStack()
+    if not hasattr(trainer, "reward_funcs"):  # Online DPO before it had any
+        stack.enter_context(listen_to_preference(trainer, after))
+        return 1, stack
+    stack.enter_context(listen_to(trainer.reward_funcs, after))
+
+    def of_model(index: int, module: nn.Module, args: Any, output: Any) -> None:
+        after(index, (), {}, output.logits[:, 0].tolist())
+
+    for index, function in enumerate(trainer.reward_funcs):
+        if isinstance(function, nn.Module):
+            stack.callback(function.register_forward_hook(functools.partial(of_model, index)).remove)
+    return len(trainer.reward_funcs), stack
+
+
+def other_texts(tokenizer: Any, drawn: Sequence[Ids], texts: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return pairs of what was drawn and what reward functions were given, where these differ."""
+    other = []
+    # Which of the special tokens a trainer keeps in the texts is its own affair.
+    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    for ids, given in zip(drawn, texts):
+        text = plain_text(given)
+        if text is None:
+            continue
+        own, bare = decode(tokenizer, ids), text
+        for token in special:
+            bare = bare.replace(token, "")
+        bare, kept = ("".join(each.split()) for each in (bare, own))  # decoders tidy blanks up in ways of their own
+        if bare != kept and (given is text or not bare.endswith(kept)):  # a message may begin with the prompt's
+            other.append((own, text))
+    return other
+
+
+def plain_text(completion: Any) -> str | None:
+    """Return the text of a completion; None where it was parsed into more than text."""
+    if isinstance(completion, str):
+        return completion
+    if isinstance(completion, list) and len(completion) == 1 and set(completion[0]) <= {"role", "content"}:
+        content = completion[0].get("content")
+        return content if isinstance(content, str) else None
+    return None
+
+
+def decode(tokenizer: Any, ids: Ids) -> str:
+    """Return the text of ids without special tokens, by the library below where there is one.
+
+    The tokenizer's own `decode` may be overridden.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    own = tokenizer.decode if backend is None else backend.decode
+    return str(own(list(ids), skip_special_tokens=True))
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """Return a trainer's tokenizer; of a processor for images, the one inside."""
+    processing = trainer.processing_class
+    return getattr(processing, "tokenizer", processing)

@@ -1,0 +1,189 @@
+"""F19: a reference model that is not the policy at the start, or one that is needed and does not exist.
+
+The KL term holds the policy near its reference. Where an adapter was merged into the policy, the reference that a
+trainer loads by the checkpoint's name lacks it; where the policy has a trained adapter, a reference made by switching
+adapters off lacks it too. Then KL is above 0 before the first step, and training pulls the policy back to what it was
+before. With LoRA there is no reference model, so `sync_ref_model` has nothing to write to: releases before 0.28 say
+nothing, and later ones refuse it. The cut leaves the option out, so that what the release does is the registry's.
+
+Upstream: TRL #3194, #3108, PR #4912 (refused from 0.28 on).
+"""
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from failurelab import failures, handles
+from failurelab._unwrap import has_adapter
+from failurelab.textbook.scores import plain
+from failurelab_preflight.answer import Finding
+from failurelab_preflight.repairs import Arguments, Keyword, Statement
+from failurelab_preflight.stage.models import adapters_off, probe
+from failurelab_preflight.training import Training
+
+_MERGE = "Merge the adapter, save the model, and give the trainer that folder with a new peft_config."
+_APART = 1e-3  # in log-probability; the same weights in the same pass give 0
+
+
+def judge_reference(training: Training) -> Iterator[Finding]:
+    """Compare the reference with the policy before training; and ask whether there is one to be synced."""
+    trainer = training.trainer
+    if not hasattr(trainer, "ref_model"):
+        return
+    if training.arguments.get("sync_ref_model") and trainer.ref_model is None:
+        stacks = failures.get("F19").affected
+        installed = {"trl": importlib.metadata.version("trl")}
+        takes = any(stack.holds(installed) for stack in stacks if stack.what.startswith("sync_ref_model"))
+        error = "NotImplementedError" if training.arguments.get("beta") else "ValueError"
+        refused = f"this trl refuses that as it makes the trainer, by a {error}, and nothing is trained"
+        yield Finding(
+            "F19",
+            "sync_ref_model is asked for, and there is no reference model to sync: "
+            f"{'nothing is ever synced, without a word' if takes else refused}",
+            "Leave sync_ref_model out, or train without an adapter and with beta above 0.",
+            undo=Arguments({"sync_ref_model": False}),
+            ends=not takes,
+        )
+        return
+    if training.arguments.get("beta") == 0 or training.arguments.get("ref_adapter_name"):
+        return
+    model, reference = _bare(trainer.model), trainer.ref_model
+    if reference is not None:
+        yield _models(training, model, _bare(reference))
+    elif hasattr(model, "disable_adapter") and hasattr(model, "peft_config"):
+        yield _adapter(model)
+
+
+def _models(training: Training, model: Any, reference: Any) -> Finding:
+    own, other = (getattr(getattr(policy, "config", None), "_name_or_path", "") for policy in (model, reference))
+    if own and other and own != other:
+        return Finding(
+            "F19",
+            f"the policy is {own} and its reference is {other}: KL is above 0 before the first step",
+            "Load the reference from the policy's checkpoint, or leave ref_model out.",
+            undo=Keyword("trainer", "ref_model") if training.keywords.get("ref_model") is not None else None,
+        )
+    shared = set(model.parameters()) & set(reference.parameters())
+    if any(parameter.requires_grad for parameter in shared):
+        return Finding(
+            "F19",
+            "the reference model has tensors of the policy that are trained: it moves with it, and does not hold it",
+            "Make it a copy: trainer.ref_model = copy.deepcopy(trainer.model).eval()",
+            undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
+        )
+    gap, share = _gap(model, reference), _share_changed(model, reference)
+    adapted = has_adapter(model) and not has_adapter(reference)
+    if adapted and gap > _APART and _gap(model, None) > _APART:
+        return Finding(
+            "F19",
+            f"the policy has an adapter that is trained or not zero, and its reference has none: they are apart by "
+            f"{gap:.3g} in a log-probability before the first step",
+            _MERGE,
+        )
+    if not share:
+        return _held("policy and reference model have the same weights", model, reference)
+    if gap <= _APART:
+        same = f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)"
+        return _held(same, model, reference)
+    if training.small and share == 1:
+        return Finding.not_checked(
+            "F19", "policy and reference were both built small, and differ by how they were loaded"
+        )
+    return Finding(
+        "F19",
+        f"policy and reference model are apart by {gap:.3g} in a log-probability at the first step, and {share:.0%} "
+        "of their matrices differ: the policy was changed after it was loaded, and the reference was not",
+        "Save the changed model (an adapter merged into it, say) and hand its folder to the trainer.",
+        undo=Statement("{trainer}.ref_model.load_state_dict({trainer}.model.state_dict())"),
+    )
+
+
+def _adapter(model: Any) -> Finding:
+    if "ref" in model.peft_config:
+        if (gap := _gap(model, "ref")) <= _APART:
+            return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
+        return Finding(
+            "F19",
+            f"the reference is an adapter of its own, and differs by {gap:.3g} in a log-probability at the first step",
+            "Do not change the policy's adapter after the trainer is made, which copies it.",
+        )
+    if (gap := _gap(model, None)) <= _APART:
+        return _held(f"the policy without its adapter is the reference, and the same (apart by {gap:.2g})", model, None)
+    return Finding(
+        "F19",
+        f"the reference is the policy without its adapter, and that is trained or not zero: they differ by {gap:.3g} "
+        "in a log-probability before the first step",
+        _MERGE,
+    )
+
+
+def _held(evidence: str, model: Any, reference: Any) -> Finding:
+    """Say that policy and reference agree, if the same comparison sees a policy whose weights were changed."""
+    weights = [weight for weight in model.parameters() if weight.ndim > 1 and weight.is_floating_point()]
+    adapter = [weight for name, weight in model.named_parameters() if "lora_B" in name and ".ref." not in name]
+    changed = weights[-1] if isinstance(reference, torch.nn.Module) else (adapter or weights)[-1]
+    before = changed.detach().clone()
+    noise = torch.randn(changed.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(changed)
+    with torch.no_grad():
+        try:
+            changed.add_(noise, alpha=0.1)
+            gap = _gap(model, reference)
+            share = _share_changed(model, reference) if isinstance(reference, torch.nn.Module) else 1.0
+        finally:
+            changed.copy_(before)
+    if gap <= _APART or not share:
+        return Finding.not_checked(
+            "F19", f"{evidence}; a policy whose weights were changed would look the same ({gap:.2g})"
+        )
+    return Finding.held("F19", evidence, f"with one matrix of the policy changed they would be apart by {gap:.2g}")
+
+
+def _bare(model: Any) -> Any:
+    """Return a model without the wrappers of torch and accelerate; an adapter's stays."""
+    while hasattr(model, "_orig_mod") or isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def _gap(policy: Any, reference: Any) -> float:
+    """Return the largest difference in log-probability over eight tokens.
+
+    The reference is a model, "ref" for the adapter of that name, or None for the policy without its adapter.
+    """
+
+    def score(model: Any) -> torch.Tensor:
+        with plain(model):  # a copy of the policy may have its patched forward, which asks the policy
+            return probe(model).log_softmax(-1)
+
+    before = score(policy)
+    if isinstance(reference, torch.nn.Module):
+        after = score(reference)
+    elif reference == "ref":
+        active = policy.active_adapter
+        with handles.keep_requires_grad(policy):
+            policy.set_adapter("ref")
+            try:
+                after = score(policy)
+            finally:
+                policy.set_adapter(active)
+    else:
+        with adapters_off(policy):
+            after = score(policy)
+    width = min(before.shape[-1], after.shape[-1])  # one of them may have tokens added
+    return float((before[..., :width] - after[..., :width]).abs().max())
+
+
+def _share_changed(model: Any, reference: Any) -> float:
+    """Return the share of matrices that differ by more than their dtypes; one that only one model has is left out."""
+    own: Mapping[str, torch.Tensor] = dict(reference.named_parameters())
+    pairs = [(weight, own[name]) for name, weight in model.named_parameters() if weight.ndim > 1 and name in own]
+    different = [_differ(a.detach().cpu(), b.detach().cpu()) for a, b in pairs]
+    return sum(different) / max(len(different), 1)
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    rows = min(one.shape[0], other.shape[0])
+    dtype = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+    return one.shape[1:] != other.shape[1:] or not torch.equal(one[:rows].to(dtype), other[:rows].to(dtype))

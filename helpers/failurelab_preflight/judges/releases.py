@@ -1,0 +1,123 @@
+"""Names that the installed release of trl or transformers does not have: which release took them, and what to write.
+
+A keyword that a configuration or a trainer does not take is left out for this run (`stage.releases`), so that all else
+is judged; an import, an attribute or a key of a file ends the run, and is undone by an edit in another one. What is
+said of releases comes from the table of names (`failures.names`).
+"""
+
+import importlib
+import re
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.version import Version
+
+from failurelab.failures import names
+from failurelab_preflight.answer import Finding
+from failurelab_preflight.launcher_line import OF_LAUNCH
+from failurelab_preflight.script_error import causes
+from failurelab_preflight.stage.releases import LeftOut, installed
+
+FAILURE = "release"
+_IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")
+_CALL = re.compile(r"(?:got an unexpected keyword argument|takes (?:from \d+ to )?\d+ positional arguments? but \d+)")
+
+
+def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
+    """Yield what was left out of the script's own calls, a finding for each class.
+
+    Args:
+        left_out: what was.
+        went_on: whether the script came to its training without it.
+    """
+    have = ", ".join(f"{package} {version}" for package, version in installed().items())
+    for (_, owner), keywords in left_out.of.items():
+        said = dict.fromkeys(said or f"Nothing is known of `{name}`." for name, (_, said) in keywords.items())
+        renamed = {old: new for old, (new, _) in keywords.items() if new}
+        dropped = [name for name in keywords if name not in renamed]
+        write = [f"{new} in the place of {old}" for old, new in renamed.items()]
+        repair = [f"write {', '.join(write)}"] * bool(write) + [f"leave out {', '.join(dropped)}"] * bool(dropped)
+        went = [f"with {', '.join(write)}"] * bool(write) + [f"without {', '.join(dropped)}"] * bool(dropped)
+        yield Finding(
+            FAILURE,
+            f"{owner} takes no {', '.join(keywords)} here ({have}), and a TypeError ends the run: {' '.join(said)} "
+            f"This run goes on {' and '.join(went)}",
+            f"{'; '.join(repair).capitalize()}.",
+            tried="the script comes to its training" if went_on else "",
+            ends=True,
+            part=owner,
+        )
+
+
+def of_files(left_out: LeftOut) -> Iterator[Finding]:
+    """Yield the keys of a file that trl's parser drops without a word, where a release had them, or one is near."""
+    for name in dict.fromkeys(left_out.unread):
+        said = "" if name in OF_LAUNCH else names.explain(f"not used by the HfArgumentParser: ['{name}']", installed())
+        if "went with" in said or "Near to it" in said or "came with" in said:
+            yield Finding.suspected(
+                FAILURE,
+                f"the file has {name}, which no class takes here, and trl trains without it and says nothing: {said}",
+                "what it was to do is not known",
+                f"Take {name} out, or write what this release has.",
+                part=name,
+            )
+
+
+def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
+    """Yield what an error of the script says of releases, with the edit that goes on without the name.
+
+    Args:
+        error: that ended it.
+        own: whether a file of code is the script's own, by its path.
+    """
+    for link in causes(error):
+        text = f"{type(link).__name__}: {link}"
+        if said := names.explain(text, installed()):
+            first = re.sub(r" \(/[^)]*\)", "", " ".join(str(link).split())[:200])
+            yield Finding(
+                FAILURE, f"{first}. {said}", _repair(link, text, own) or _install(said), ends=True, part=_part(text)
+            )
+            return
+
+
+def _part(text: str) -> str:
+    match = _IMPORT.search(text)
+    return match["name"] if match else " ".join(re.findall(r"'(\w+)'", text))[:60]
+
+
+def _repair(error: BaseException, text: str, own: Any) -> str:
+    """Return what to do; empty where it is not known."""
+    new = names.replacement(text)
+    if match := _IMPORT.search(text):
+        module = _imported(new, match["name"])
+        words = f"Write from {module} import {match['name']}." if module else ""
+        return words or f"Take {match['name']} out of the import, and what uses it."
+    if options := names.unused_options(text):
+        return f"Take {', '.join(options)} out."
+    trace = list(traceback.walk_tb(error.__traceback__))
+    if _CALL.search(text) and trace and not own(trace[-1][0].f_code.co_filename):
+        return "Let your function of this name, if it is yours, take *args and **kwargs, and hand them on."
+    return f"Write {new}." if new and "has no attribute" in text else ""
+
+
+def _install(said: str) -> str:
+    """Return which releases fit each other, where names came with some of them."""
+    have, fit = installed(), []
+    for package, release in dict.fromkeys(re.findall(r"came with (trl|transformers) (\d[\d.]*\d)", said)):
+        newer = Version(have.get(package, "0")) >= Version(release)
+        fit.append(f"{package} before {release}" if newer else f"{package} {release} or later")
+    if not fit or "went with" in said:
+        return "Write what this release has, or install one that has it."
+    return f"Install {', or '.join(fit)}."
+
+
+def _imported(new: str, name: str) -> str:
+    """Return the module from which a name can be imported here by what is written in its place; empty if none."""
+    module, _, moved = new.rpartition(".")
+    if moved == name and module:
+        try:
+            return module if hasattr(importlib.import_module(module), name) else ""
+        except Exception:  # of a library's own: then it is not taken
+            return ""
+    return ""

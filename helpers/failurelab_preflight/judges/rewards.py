@@ -1,0 +1,217 @@
+"""F10 and F14: the script's own reward functions, each asked alone about completions whose worth is known.
+
+The room `rewards` asks and judges; here it is told what this trainer hands over, and its flags become answers.
+F10 is a reward that is the same for all completions of a prompt, F14 one that never sees what it needs.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+
+from failurelab_preflight import repairs
+from failurelab_preflight.answer import Finding
+from failurelab_preflight.judges.batch import read_step
+from failurelab_preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab_preflight.rewards import forms, signature, survey
+from failurelab_preflight.rewards.inputs import OWN, Inputs
+from failurelab_preflight.rewards.table import Flag
+from failurelab_preflight.training import Training
+
+ROWS = 4  # asked of
+_LOOKED_AT = 48  # rows among which they are chosen
+_MANY = 500  # rows whose kinds are looked at
+_DRAWN = 4  # completions of this run that are asked about too
+_TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
+_MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
+_RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
+
+
+def judge_rewards(training: Training) -> Iterator[Finding]:
+    """Call the trainer's reward functions on made-up completions; tell what they can never reward."""
+    functions = getattr(training.trainer, "reward_funcs", None)
+    if not isinstance(functions, list) or not functions:
+        if getattr(training.trainer, "reward_model", None) is not None:
+            yield Finding.not_checked("F10", f"rewards come from a reward model, which is not asked: {_RANDOM}")
+        return
+    places = [
+        n for n, function in enumerate(functions) if callable(function) and not isinstance(function, torch.nn.Module)
+    ]
+    rows = _choose_rows(training, [functions[place] for place in places])
+    if not rows:
+        yield Finding.not_checked("F10", "the dataset has no column `prompt` that could be read")
+        return
+    if getattr(training.trainer, "environment_factories", None):
+        yield Finding.not_checked("F10", "rewards come from environments, which are not entered")
+        return
+    if len(places) < len(functions):
+        yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
+    note_sampling(training)
+    never = [place for place in places if training.finished and place not in training.called]
+    if never and (not training.called or _has_own_methods(training)):
+        keys = " and ".join(signature.key_of(functions, place) for place in never)
+        why = f"training never called {keys}: what is paid comes from the script's own code, which is not asked"
+        for failure in ("F10", "F14"):
+            yield Finding.not_checked(failure, why, part=f"reward_funcs[{never[0]}]")
+        places = [place for place in places if place not in never]
+    drawn = _drawn_with_completions(training, rows[0])
+    for place in list(places):
+        if read := [name for name in drawn if signature.asks_for(functions[place], name)]:
+            key, what = signature.key_of(functions, place), " and ".join(read)
+            why = f"{key} reads {what}, which comes with the completions that are drawn: made-up ones have none"
+            yield Finding.not_checked("F14", why, part=f"reward_funcs[{place}]")
+            places.remove(place)
+    if places:
+        yield from _survey(training, functions, places, rows)
+
+
+def leave_first_rewards(training: Training) -> Iterator[Finding]:
+    """Say what no cut model can tell, and what its user should look at."""
+    if isinstance(getattr(training.trainer, "reward_funcs", None), list) and prompted(training, 1):
+        yield Finding.not_checked(
+            "first rewards",
+            "whether these answers belong to these prompts, and whether the model gets any of them: let the untrained "
+            "model answer a few prompts, and read its completions beside their rewards",
+        )
+
+
+def _drawn_with_completions(training: Training, row: dict[str, Any]) -> list[str]:
+    """Return what reward functions are handed for each completion and the dataset has not: a `rollout_func` made it."""
+    handed = training.reward_inputs or {}
+    count = len(handed.get("completions") or ())
+    lists = (name for name, value in handed.items() if isinstance(value, (list, tuple)) and len(value) == count)
+    return [name for name in lists if name not in OWN and name not in row]
+
+
+def _survey(
+    training: Training, functions: list[Any], places: list[int], rows: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    inputs = make_inputs(training, rows)
+    weights, many = signature.weights_of(training.trainer, len(functions)), prompted(training, _MANY)
+    texts = {name for row in many for name, value in row.items() if isinstance(value, str)}
+    table = survey.survey(
+        functions, inputs,
+        weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
+        drawn=_drawn(training), masked=installed_version("trl") >= _MASKED,
+        **_call_size(training),
+        kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
+    )  # fmt: skip
+    training.rewards = table
+    by_key = {signature.key_of(functions, place): place for place in places}
+    for flag in table.flags:
+        yield _answer(flag, functions, by_key.get(flag.about, -1), weights)
+
+
+def _answer(flag: Flag, functions: list[Any], place: int, weights: list[float]) -> Finding:
+    part = flag.about.partition(" ")[0]  # its place: a name may change with the repair
+    if flag.verdict == "HELD":
+        return Finding.held(flag.failure, flag.evidence, flag.control, part=part)
+    if flag.verdict == "NOT CHECKED":
+        return Finding.not_checked(flag.failure, flag.evidence, part=part)
+    if flag.verdict == "SUSPECTED":
+        return Finding.suspected(flag.failure, flag.evidence, flag.control, flag.repair, part=part, fault=flag.fault)
+    undo = _repair(flag.fix, place, weights)
+    more: dict[str, Any] = {"tried": flag.tried, "ends": flag.ends, "part": part, "fault": flag.fault}
+    return Finding(flag.failure, flag.evidence, flag.repair, undo, **more)
+
+
+def _repair(fix: tuple[Any, ...], place: int, weights: list[float]) -> repairs.Repair | None:
+    """Return the edit that undoes a flag."""
+    kind, *values = fix or ("",)
+    if kind == "turn weight":
+        return repairs.Arguments({"reward_weights": [-w if n == place else w for n, w in enumerate(weights)]})
+    if kind == "rename":
+        return repairs.Keyword("trainer", "train_dataset", f"{{}}.rename_column({values[0]!r}, {values[1]!r})")
+    return repairs.Arguments(*values) if kind == "arguments" else None
+
+
+def _has_own_methods(training: Training) -> bool:
+    """Return whether the trainer has methods of the script's own, beside its making."""
+    return any(
+        training.own(value.__code__.co_filename)
+        for kind in type(training.trainer).__mro__
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and name != "__init__"
+    )
+
+
+def make_inputs(training: Training, rows: list[dict[str, Any]]) -> Inputs:
+    """Return what this trainer hands to its reward functions: as it was really handed over, else as releases do."""
+    names, tokenizer = [name for name in rows[0] if name not in OWN], tokenizer_of(training.trainer)
+    more, usual = training.reward_inputs or {}, {}
+    if training.reward_inputs is not None:
+        names = [name for name in names if name in training.reward_inputs]
+    else:
+        state = getattr(training.trainer, "state", None) or transformers.TrainerState()
+        usual = {"completion_ids": None, "trainer_state": state, "log_extra": print, "log_metric": print}
+        if getattr(getattr(training.trainer, "args", None), "remove_unused_columns", False):
+            names = []
+
+    def encode(texts: list[str]) -> list[Any]:
+        return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+    return Inputs(rows, names, more, usual, encode if tokenizer else None, special=_special_tokens(tokenizer))
+
+
+def _special_tokens(tokenizer: Any) -> list[str]:
+    """Return the texts that `skip_special_tokens=True` takes out of a completion, the longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    tokens = {str(token) for token in added.values() if token.special}
+    return sorted(filter(None, {*tokens, *(getattr(tokenizer, "all_special_tokens", None) or ())}), key=len)[::-1]
+
+
+def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a few rows, with each value of a column that is asked for, where they are few."""
+    rows = prompted(training, _LOOKED_AT)
+    chosen = rows[:: max(1, len(rows) // ROWS)][:ROWS]
+    for name in sorted({name for function in functions for name in signature.asked_columns(function)}):
+        kinds = {row[name]: row for row in reversed(rows) if isinstance(row.get(name), str)}
+        if len(kinds) <= ROWS:
+            chosen += [row for value, row in kinds.items() if all(value != other.get(name) for other in chosen)]
+    return chosen
+
+
+def note_sampling(training: Training) -> None:
+    """Note the options of sampling that the first generation took from the model's own generation config."""
+    if taken := training.model_defaults:
+        values = ", ".join(f"{name}={value!r}" for name, (value, _) in taken.items())
+        others = ", ".join(f"{name}={other!r}" for name, (_, other) in taken.items())
+        training.notes.append(
+            f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the "
+            f"trainer leaves at the library's default ({others}): the loss is not of that distribution"
+        )
+
+
+def _call_size(training: Training) -> dict[str, int]:
+    """Return how many completions of a group one call of a reward function holds, where that is a part of a group."""
+    step = read_step(training)
+    if step is None or step.per_round is None:
+        return {}
+    each = step.per_round // max(training.world_size, 1)
+    return {"part": each} if 0 < each < step.generations else {}
+
+
+def _opened(training: Training, inputs: Inputs) -> str:
+    """Return what the prompt of a generation has written of the completion: `<think>` and a line break, say."""
+    prompt = inputs.rows[0]["prompt"]
+    if inputs.form == "plain text":
+        return forms.opened_by(prompt) if isinstance(prompt, str) else ""
+    tokenizer = tokenizer_of(training.trainer)
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    (ids,) = prompt_ids(training.trainer, [prompt])
+    return forms.opened_by(tokenizer.decode(ids[-_TAIL:], clean_up_tokenization_spaces=False))
+
+
+def _drawn(training: Training) -> list[str]:
+    """Return completions that this run's small model has drawn: no text is too odd to be judged."""
+    completions = (training.reward_inputs or {}).get("completions") or []
+    texts = [
+        completion if isinstance(completion, str) else completion[-1].get("content")
+        for completion in completions
+        if completion
+    ]
+    return [text for text in texts if isinstance(text, str)][:_DRAWN]

@@ -1,0 +1,610 @@
+"""F3b, F15, F20 and F21: one optimizer step of the cut training beside the textbook.
+
+The whole gradient is compared with the definition of GRPO, RLOO or Online DPO (see `failurelab.textbook`), and what
+explains a difference is looked for: scores at other rows of logits are F3b, a temperature that they leave out F15, a
+loss divided by the tokens of a whole generation F20, anything else F21. It needs completions of several lengths, cut
+ones among them, or a mask and a loss that is divided by the wrong number would not show: a small random model draws no
+end, so its completions are ended here.
+
+A failure holds where the gradient is the textbook's, or that of another mistake that is named, and the same measurement
+tells the failure's own mistake from it.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers.trainer_callback import TrainerCallback
+
+from failurelab import failures, textbook
+from failurelab._text import first_line
+from failurelab.errors import raises_own
+from failurelab.handles import is_unseen, keep_random_state, wrap_method
+from failurelab.textbook.comparison import PADDING
+from failurelab.textbook.ranks import RanksApart, own_number, several
+from failurelab.textbook.recorder import MIXED
+from failurelab.textbook.rows import Ids
+from failurelab.textbook.suspects import NO_GRADIENT
+from failurelab.textbook.turns import MASK
+from failurelab_preflight.answer import Finding, Location, Quantity
+from failurelab_preflight.judges.ledger import ONE_ORDER, find_maker, judge_ledger
+from failurelab_preflight.judges.logits import LOGITS_REPAIRED
+from failurelab_preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
+from failurelab_preflight.judges.rows import prompt_ids, tokenizer_of
+from failurelab_preflight.repairs import Arguments, Repair, Statement
+from failurelab_preflight.script_text import location
+from failurelab_preflight.stage import cuts
+from failurelab_preflight.training import Training
+
+ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
+# Of every second rank: it has half as many tokens as the others at most. One that divides by its own leaves a cosine of
+# 0.997 where two ranks have 16 and 19, and of 0.954 at 2 : 1.
+SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
+_MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
+# The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
+_FAILURES = {
+    "rows of the prompt": "F3b",
+    "scores shifted by one": "F3b",
+    "temperature": "F15",
+}
+_CONTROLS = ("opposite sign", "scores shifted by one")  # which have to be seen, where a gradient holds
+_PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
+ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
+CUT_AWAY = {  # options that the cut training lacks, and what they would do to the gradient
+    "fp16": "the gradients are scaled by a factor that the scaler changes",
+    "parallelism_config": "the gradients are spread over processes",
+    "sync_ref_model": "the reference model changes during training",
+    "torch_compile": "the compiled forward pass may be another one",
+    "use_liger_kernel": "the kernels replace the model's layers",
+    "use_liger_loss": "the loss is computed by a kernel of its own",
+    "use_transformers_continuous_batching": "generation does not go through `generate`",
+    "use_transformers_paged": "generation does not go through `generate`",
+    "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
+}
+_OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
+_CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
+_WITHOUT_MASK = ("no attention mask", "no attention mask and no temperature")
+_REPAIRS = {
+    "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
+    "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
+    "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
+    MIXED: "Let each prompt come num_generations times in a row, as trl's own sampler does; trl 0.15 repeats nothing "
+    "of an IterableDataset: Dataset.from_list(list(rows)) is repeated.",
+    **dict.fromkeys(_WITHOUT_MASK, "trl 0.15 or later; or prompts of one length in a batch (TRL #2708)."),
+}
+_ENVIRONMENT = ("the environment's tokens are trained on", MASK)
+_RETURN_MASK = (
+    "Return env_mask from rollout_func: for each completion a list as long as its ids, 1 for a token that the policy "
+    "drew, and 0 for one that the environment, a tool or a template gave."
+)
+_WITH_MASK = """\
+def add_mask(model, args, kwargs):
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    mask = {{}} if ids is None else {{"attention_mask": (ids != {trainer}.processing_class.pad_token_id).long()}}
+    return args, mask | kwargs
+for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
+    each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
+_WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
+_BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
+_LIBRARIES = ("trl", "transformers", "builtins")
+_SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
+_MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
+_CONSTANT = "constant factor"
+_LOSSES = ("_compute_loss", "compute_loss")
+_LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
+_OTHERWISE = (
+    "The error is in what is overridden or patched: correct it there, and try it by --edit. "
+    "failurelab.guards.StepGuard(trainer) checks it in the run."
+)
+_LOSS_OF_ZERO = (
+    "the log shows a loss of 0, as by definition: where completions are used once and beta is 0, the loss is the mean "
+    "of the advantages, which add up to 0 in a group. Its gradient is not 0: watch the reward and grad_norm"
+)
+_FLAT = (
+    "A loss without a gradient often compares log-probs with themselves: of exp(logps - old_logps) the old ones need "
+    ".detach(). "
+)
+
+
+class StepJudge(TrainerCallback):
+    """Compares the first optimizer step that shows something, and a later one for what that cannot show; see `_wanted`.
+
+    Args:
+        training: of the script.
+        missing: whether another judge has seen by now that tensors have no gradient (F1, F2): then nothing is searched.
+    """
+
+    def __init__(self, training: Training, missing: Callable[[], bool] = lambda: False):
+        self.training, self.trainer, self.missing = training, training.trainer, missing
+        self.reports: list[textbook.Comparison] = []
+        self._error = ""
+        self._maker = find_maker(training)
+        self._ledger: textbook.Ledger | None = None  # of rollouts, or a loop, of the script's own
+        self._drawn_in = set[int]()  # steps in which completions were drawn
+        self._listening = contextlib.ExitStack()
+        self._recorder: textbook.Recorder  # from the beginning of training on
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, steps are compared. To be entered after other callbacks that listen to `generate`."""
+        if textbook.no_textbook(self.trainer) is not None:
+            yield
+            return
+        self.trainer.add_callback(self)
+        try:
+            yield
+        finally:
+            self._listening.close()
+            self.trainer.remove_callback(self)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether a step is compared: until one shows something, and then one more, for what the first cannot show.
+
+        That is the next one where completions are used again, for ratios are not 1 then, and else the last one where
+        the policy was still its reference: only then a KL penalty has a gradient. Where the script's prompts differ in
+        length, a step whose batch has no padding shows nothing: a model with learned positions counts it, say.
+        """
+        held = self._shown
+        if self._reports("FOUND") or self._error or len(held) > 1:
+            return False
+        if not held or self._uses_again():
+            return True
+        last = step == self.trainer.state.max_steps
+        return last and any(line.startswith("beta") for line in held[0].not_shown)
+
+    def _reports(self, verdict: str) -> list[textbook.Comparison]:
+        return [report for report in self.reports if report.verdict == verdict]
+
+    @property
+    def _shown(self) -> list[textbook.Comparison]:
+        """The steps whose gradient is right, and would not be so by the chance of a batch without padding."""
+        return [each for each in self._reports("HELD") if not (self._pads and PADDING in each.not_shown)]
+
+    @functools.cached_property
+    def _pads(self) -> bool:
+        """Whether prompts of several lengths stand in a batch of this trainer."""
+        if self._recorder.algorithm.is_paired:
+            alone = self.trainer.args.per_device_train_batch_size == 1
+        else:
+            alone = cuts.generates_for_one(self.trainer.args)
+        rows = [] if alone or not hasattr(self.trainer.train_dataset, "__len__") else list(self.trainer.train_dataset)
+        with contextlib.suppress(Exception):  # prompts with images, or made by a loop of the script's own
+            return len({len(ids) for ids in prompt_ids(self.trainer, [row["prompt"] for row in rows])}) > 1
+        return False
+
+    def _uses_again(self) -> bool:
+        args = self.trainer.args
+        steps = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
+        return steps > args.gradient_accumulation_steps
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start to listen, around the guards that generate for themselves."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        if callable(getattr(model, "generate", None)):
+            self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
+        self._recorder = textbook.recorder_of(self.trainer, self._wanted)
+        self._listening.callback(self._recorder.detach)
+        self._recorder.attach()
+        if self._maker[0] or self._recorder.scores_itself:
+            self._ledger = textbook.Ledger(self.trainer)
+            self._listening.callback(self._ledger.detach)
+            self._ledger.attach()
+        try:
+            self._recorder.begin(self._compare)
+        except RanksApart as error:
+            self._error = str(error)
+
+    def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Put an end into the completions that were drawn, each at another place; on every second rank soon."""
+        output = generate(*args, **kwargs)
+        drawn = getattr(output, "sequences", output)  # with return_dict_in_generate
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        tokenizer = tokenizer_of(self.trainer)
+        end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
+            return output
+        width = ids.shape[1]
+        if not is_unseen():
+            self._drawn_in.add(self.trainer.state.global_step)
+        prompts = [] if is_unseen() else ids.repeat_interleave(len(drawn) // len(ids), 0).tolist()
+        short = own_number() % 2
+        order = SHORT_ENDS if short else ENDS
+        ends = [order[row % len(order)] for row in range(len(drawn))]
+        if not self.training.small:
+            # Its own completions are kept, but where all have one length, or those of a prompt are one completion.
+            own = [tuple(whole[width:]) for whole in drawn.tolist()]
+            lengths = [_length(completion[width:], end) for completion in drawn]
+            of_prompt: dict[tuple[int, ...], set[Ids]] = {}
+            for prompt, completion in zip(map(tuple, prompts), own):
+                of_prompt.setdefault(prompt, set()).add(completion)
+            one = {prompt for prompt, each in of_prompt.items() if len(each) == 1}
+            alike = [len(set(lengths)) == 1 or prompt in one for prompt in map(tuple, prompts)] or [False] * len(own)
+            self.training.ended |= any(alike) or several()
+            ends = [
+                length - 1 - row % 2 if same else len(own[0]) for row, (length, same) in enumerate(zip(lengths, alike))
+            ]
+            ends = [int(row % 4 == 1) for row in range(len(drawn))] if short else ends
+        for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
+            if place < len(completion):
+                completion[place], completion[place + 1 :] = end, end if pad is None else pad
+        return output
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compare."""
+        self._compare()
+
+    def _compare(self) -> None:
+        if not self._wanted(self.trainer.state.global_step + 1):
+            return
+        model = self.trainer.model
+        affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
+        try:
+            with keep_random_state():
+                evidence, searched = self._recorder.evidence(), affordable and not self.missing()
+                compare = functools.partial(
+                    textbook.compare_step, self.trainer, evidence, with_controls=not self._shown
+                )
+                report = compare(with_suspects=searched and not self.training.explained)
+                if report.verdict == "FOUND" and searched and self.training.explained:
+                    report = _as_before(report, self.training.explained) or compare(with_suspects=True)
+        except Exception as error:  # of this check's own: the cut training goes on
+            if raises_own(error):
+                raise
+            self._error = f"{type(error).__name__}: {first_line(error)}"
+        else:
+            self.reports.append(report)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the step."""
+        self._recorder.next_step()
+
+    def answers(self) -> Iterator[Finding]:
+        """Yield what the steps have shown."""
+        if self._ledger is not None:
+            yield from judge_ledger(self.training, self._ledger, *self._maker, self._where)
+        steps = self.trainer.state.global_step
+        if len(self._drawn_in) == 1 and steps > 2 and not self._uses_again() and _overridden(self.trainer):
+            yield Finding.suspected(
+                "F21",
+                f"completions are drawn in step {min(self._drawn_in) + 1} alone, and all {steps} steps train on them, "
+                f"as if the policy of each had drawn them.{self._where}",
+                "a script may mean to use them again: num_iterations does, with the ratios that it takes",
+                "Draw in each step, and keep nothing from one to the next.",
+                part="rollouts",
+            )
+        reason = textbook.no_textbook(self.trainer)
+        if reason is None and not self.reports:
+            reason = self._error or "no optimizer step was reached whose gradient could be seen"
+        if reason is not None:
+            yield Finding.not_checked("F21", reason)
+            return
+        if texts := next((report.texts for report in self.reports if report.texts), ""):
+            yield Finding(
+                "F14",
+                f"what your reward functions read is not what was drawn: {texts}",
+                "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
+            )
+        if wrong := self._reports("FOUND"):
+            yield from self._found(wrong[0])
+        elif held := self._shown:
+            yield self._held(held)
+            yield from self._held_too(held[0], f"the gradient of step {held[0].step} is the textbook's: see F21")
+            yield from self._held_scale(held[0])
+        else:
+            report = self.reports[0]
+            unpadded = "; no batch that was compared has padding, and the script's prompts differ in length"
+            yield Finding.not_checked("F21", f"{report.reason}{unpadded * (report.verdict == 'HELD')}")
+        if self.replaced and not self._reports("FOUND"):
+            theirs = ", ".join(map(str, self.replaced))
+            self.training.notes.append(f"in the place of the library's own the script puts {theirs}")
+
+    @property
+    def explained(self) -> dict[str, Any]:
+        """What explains a gradient that was found wrong, for later runs of the same script: they need not search."""
+        report = next(iter(self._reports("FOUND")), None)
+        if report is None or report.apart is None or self.missing():
+            return {}
+        known = {name: getattr(report, name) for name in ("step", "named", "line", "reason")}
+        controls = {name: dataclasses.astuple(apart) for name, apart in report.controls.items()}
+        return known | {"apart": dataclasses.astuple(report.apart), "controls": controls}
+
+    @property
+    def compared(self) -> bool:
+        """Whether a step's gradient could be judged."""
+        return bool(self._reports("FOUND") or self._shown)
+
+    def _found(self, report: textbook.Comparison) -> Iterator[Finding]:
+        if self.missing():
+            why = "the gradient is wrong, for tensors have none: see F1 or F2, and ask again without that"
+            yield Finding.not_checked("F21", f"{why}. {report.reason}")
+            return
+        own = _overridden(self.trainer)
+        apart = report.apart and dataclasses.replace(report.apart, size=1.0)
+        # A size that Adam forgives is one where the direction is right, or wrong by the temperature alone.
+        aligned = apart is not None and (report.floor.holds(apart) or "temperature" in report.line)
+        failure = self._failure(report.named or "", bool(own or self.replaced) or not aligned)
+        if _uses_liger(self.training):
+            yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
+            return
+        if meant := _reshaped(report, own) or _other_loss(report, own, self.trainer.args):
+            yield Finding.not_checked("F21", meant)
+            return
+        where = self._where
+        if self.replaced:
+            where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
+        repair, undo = self._repair(failure, report.named or "", own)
+        mixed = self._recorder.regrouped if MIXED in report.controls else ""
+        tried = mixed and f"the textbook with the groups as they stand gives this gradient: {report.controls[MIXED]}"
+        repair, undo = (ONE_ORDER, None) if mixed else (repair, undo)  # no edit takes out this alone
+        figures, _, name = report.reason.partition(" Named: ")  # which is said first
+        said = f"Named: {name} Step" if name else "step"
+        said += f" {report.step}: {figures}{where}"
+        if mixed:
+            said += f" Here {mixed}."
+        if not own and not self.replaced and report.named == _ACCUMULATION and aligned:
+            said = f"{said.removesuffix('.')}; the release's own trainer does this"
+            why = _CANCELS
+            if failure == "F21" and report.apart and self._cancels_size():  # a run that learns as it would
+                times = f"this release's own trainer makes a gradient {report.apart.size:.3g} times the textbook's"
+                self.training.notes.append(f"F21: {times} ({report.line}); {why}. {repair}")
+                planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
+                yield Finding.held(
+                    "F21", f"step {report.step}: cosine {report.apart.cosine:+.4f}, {why}", "; ".join(planted)
+                )
+            else:
+                yield Finding.suspected(failure, said, why, repair, undo=undo)
+        else:
+            mild = failure == "F15" and apart is not None and report.floor.holds(apart) and self._cancels_size()
+            said = f"{said.removesuffix('.')}; {_CANCELS}" if mild else said
+            more: dict[str, Any] = {
+                "own": bool(own or self.replaced),
+                "mild": mild,
+                "figures": _figures(report),
+                "place": self._place(own),
+            }
+            yield Finding(failure, said, repair, undo=undo, tried=tried, **more)
+        planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
+        if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
+            evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
+            yield Finding.held("F21", evidence, "; ".join(planted))
+        besides = failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1])
+        if besides:
+            said = f"step {report.step}: these scores lack the temperature too"
+            yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
+        if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
+            others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
+            yield from (answer for answer in others if answer.failure not in (failure, "F15" * besides))
+
+    @property
+    def _where(self) -> str:
+        """What the script's own classes override, as a sentence; "" where nothing."""
+        names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in _overridden(self.trainer))
+        return f" The script overrides {names}." if names else ""
+
+    def _cancels_size(self) -> bool:
+        """Return whether the optimizer divides a gradient by its own mean size, as Adam and its kin do."""
+        optimizer = self.trainer.optimizer
+        return "adam" in type(getattr(optimizer, "optimizer", optimizer)).__name__.lower()
+
+    @functools.cached_property
+    def replaced(self) -> list[Replaced]:
+        """The library's functions that the script has put others in the place of."""
+        return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
+
+    def _failure(self, named: str, changed: bool) -> str:
+        """Return the failure that a named mistake is: F20 is the libraries' own in some releases, and F21 elsewhere.
+
+        Args:
+            named: the mistake.
+            changed: whether the script changes the trainer, so that the mistake may be its own.
+        """
+        libraries = named == _OF_GENERATION or (named == _ACCUMULATION and not changed)
+        stacks = failures.get("F20").affected if libraries else ()
+        installed = {name: importlib.metadata.version(name) for name in ("trl", "transformers")} if stacks else {}
+        if named == _ACCUMULATION:
+            stacks = tuple(stack for stack in stacks if "transformers" in stack.versions)
+        return "F20" if any(stack.holds(installed) for stack in stacks) else _FAILURES.get(named, "F21")
+
+    def _repair(self, failure: str, named: str, own: Sequence["OwnMethod"]) -> tuple[str, Any]:
+        """Return what to do, in words and as what undoes it."""
+        options = getattr(self.trainer.args, "generation_kwargs", None) or {}
+        if failure == "F15" and "temperature" in options:
+            drawn = f"{options['temperature']:g}"
+            words = f"Give the config temperature={drawn} and take it out of generation_kwargs."
+            return words, Arguments({"temperature": float(drawn)})
+        undos: dict[str, Repair] = {
+            "F3b": LOGITS_REPAIRED,
+            "F15": Arguments({"temperature": 1.0}),
+            "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
+            **dict.fromkeys(_WITHOUT_MASK, Statement(_WITH_MASK)),
+        }
+        if not own and named == _ACCUMULATION:
+            given = self.training.arguments
+            accumulated, on_device = (given.get(name) or least for name, least in _BATCH.items())
+            whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
+            return _WITHOUT_ACCUMULATION, Arguments(whole)
+        words = _REPAIRS.get(failure) or _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE)
+        undo = undos.get(failure) or undos.get(named)
+        if named in _ENVIRONMENT and getattr(self.trainer, "rollout_func", None) is not None:
+            words = _RETURN_MASK
+        if failure == "F3b" and own:  # the versions may be innocent
+            words, undo = _OTHERWISE, None
+        if self.replaced:  # what the script itself has put there is looked at first
+            names = ", ".join(each.name for each in self.replaced)
+            words = f"Take out what the script puts in the place of {names}, or correct it."
+            patches = [_without_patch(self.training, [each]) for each in self.replaced]
+            patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
+            return words, (*patches, *([undo] if undo else []))
+        return words, undo
+
+    def _place(self, own: Sequence["OwnMethod"]) -> Location | None:
+        """Return the line of the first method of the script's own that is in the place of the library's."""
+        if not own or self.training.source is None:
+            return None
+        code, source = _code(own[0]), self.training.source
+        text = source.text if code.co_filename == source.path else ""
+        return location(code.co_filename, code.co_firstlineno, text)
+
+    def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
+        first, last = reports[0], reports[-1]
+        evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
+        self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
+        if self._loss_of_zero():
+            self.training.notes.append(_LOSS_OF_ZERO)
+        hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
+        if hidden:
+            evidence += f". This does not show: {', '.join(hidden)}"
+        if cut := cut_away(self.training):
+            return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
+        blind = [name for name in _CONTROLS if not first.sees(name)]
+        if blind:
+            return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
+        planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
+        return Finding.held("F21", evidence, "; ".join(planted), figures=_figures(last))
+
+    def _loss_of_zero(self) -> bool:
+        """Return whether the log shows a loss of 0, to the four digits that people read, in each step."""
+        losses = [entry["loss"] for entry in self.trainer.state.log_history if "loss" in entry]
+        without_penalty = not getattr(self.trainer.args, "beta", None)
+        return without_penalty and bool(losses) and all(abs(loss) < 5e-5 for loss in losses)
+
+    def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
+        """Yield the failures that are not there, each with its own mistake planted."""
+        for failure, name in _PLANTED.items():
+            if report.sees(name) and not _uses_liger(self.training):
+                yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
+
+    def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:
+        """Yield F20, where the numbers that it depends on are not the same."""
+        args = self.trainer.args
+        steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
+        scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
+        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.training):
+            evidence = f"the gradient of step {report.step} is the textbook's: see F21"
+            yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
+
+
+def _as_before(report: textbook.Comparison, known: dict[str, Any]) -> textbook.Comparison | None:
+    """Return a comparison with an earlier run's explanation, whose gradient was as wrong; None where it was not."""
+    if report.apart is None or report.step != known["step"]:
+        return None
+    cosine, size, _ = known["apart"]
+    if abs(report.apart.cosine - cosine) > _SAME or abs(report.apart.size - size) > _SAME * abs(size):
+        return None
+    controls = {name: textbook.Apart(*apart) for name, apart in known["controls"].items()}
+    more = {name: known[name] for name in ("named", "line", "reason")}
+    return dataclasses.replace(report, controls=controls, **more)
+
+
+def _figures(report: textbook.Comparison) -> tuple[Quantity, ...]:
+    apart = report.apart
+    return (Quantity("step_cosine", apart.cosine), Quantity("step_size", apart.size, "ratio")) if apart else ()
+
+
+def _length(completion: torch.Tensor, end: int) -> int:
+    """Return how many tokens a completion has, up to the first end; it is (tokens,)."""
+    ends = (completion == end).nonzero()
+    return int(ends[0]) + 1 if len(ends) else len(completion)
+
+
+def cut_away(training: Training) -> list[str]:
+    """Return why the cut training is not the script's own as to its gradient: a text for each option."""
+    lines = [
+        f"{name} is cut away, and each process trains the whole model: the gradient is not that of the engine"
+        for name in ENGINES
+        if (training.arguments.get(name) or (name == "deepspeed" and training.zero_stage))
+        and not getattr(training.trainer.args, name, None)
+    ]
+    given, args = training.arguments, training.trainer.args
+    cut = {name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)}
+    return lines + [f"{name} is cut away: {reason}" for name, reason in CUT_AWAY.items() if name in cut]
+
+
+def _uses_liger(training: Training) -> bool:
+    return bool(training.arguments.get("use_liger_loss") or training.arguments.get("use_liger_kernel"))
+
+
+class OwnMethod(NamedTuple):
+    """A method of a class of the script's own that is in the place of the library's."""
+
+    kind: type
+    name: str
+
+
+def _overridden(trainer: Any) -> list[OwnMethod]:
+    """Return the methods that classes of the script's own override."""
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
+    return [
+        OwnMethod(kind, name)
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and name != "__init__"
+    ]
+
+
+def _reshaped(report: textbook.Comparison, own: Sequence["OwnMethod"]) -> str:
+    """Return what the script makes of the trainer's advantages, where that may be meant; empty where it is not so.
+
+    Its own method takes what the library made, as bounds and scaled penalties do, the gradient is the definition's with
+    the new advantages, and their sign has stayed. A mistake in rows (another group's, another process's, a wrong sign)
+    changes that; their order changes where lengths or groups are weighed.
+    """
+    method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
+    if method is None or "super" not in _code(method).co_names or "advantages" not in _code(method).co_consts:
+        return ""
+    if report.named == _CONSTANT and report.apart:
+        return (
+            f"{method.kind.__name__}.{method.name} gives rows {report.apart.size:.3g} times the trainer's advantages; "
+            "the direction of the gradient is the textbook's. Is that meant?"
+        )
+    if report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+        return ""
+    weights = report.solved[0].weights
+    if not all(each.rows for each in weights):
+        return ""
+    scale = max(abs(each.solved) for each in weights)
+    if not scale or any(_turned(each.expected, each.solved, _LEFT_OVER * scale) for each in weights):
+        return ""
+    most = max(weights, key=lambda weight: abs(weight.solved - weight.expected))
+    return (
+        f"{method.kind.__name__}.{method.name} gives rows other advantages than the trainer's ({most.name}: "
+        f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign; with them the gradient is the "
+        "textbook's. Is that meant?"
+    )
+
+
+def _turned(expected: float, solved: float, least: float) -> bool:
+    """Return whether a weight has another sign than the right one, or one where there is none."""
+    return abs(solved) > least and (expected * solved < 0 or abs(expected) <= least)
+
+
+def _other_loss(report: textbook.Comparison, own: Sequence["OwnMethod"], args: Any) -> str:
+    """Return that a loss of the script's own is one that was published, beside what the arguments say; else nothing.
+
+    Where DAPO is asked for, one that is divided by the tokens of a micro-batch is a known mistake.
+    """
+    method = next((each for each in own if each.name in _LOSSES and "super" not in _code(each).co_names), None)
+    asked = getattr(args, "loss_type", "of another kind")
+    if method is None or report.named != "loss_type" or (report.line == "bnpo" and asked in ("dapo", "cispo")):
+        return ""
+    return (
+        f"{method.kind.__name__}.{method.name} computes a loss of its own, whose gradient is that of "
+        f"loss_type={report.line!r}, and the arguments' is {asked}. Is that meant?"
+    )
+
+
+def _code(method: OwnMethod) -> types.CodeType:
+    code: types.CodeType = vars(method.kind)[method.name].__code__
+    return code
+
+
+def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutPatches:
+    names = tuple(each.name.rpartition(".")[2] for each in replaced)
+    script = [training.source.path] if training.source else []
+    return WithoutPatches(names, tuple(dict.fromkeys([*(each.file for each in replaced), *script])))

@@ -1,0 +1,207 @@
+"""Why a reward function pays the same to all, or a right answer no more than a wrong one.
+
+It is asked again with one thing changed: first with the column that does not arrive, as the row has it, then with other
+forms of completions, patterns and references. What makes it tell them apart is the cause, with what it paid then.
+"""
+
+import dataclasses
+import functools
+import operator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from failurelab_preflight.rewards import asking, forms, patterns, references, signature
+from failurelab_preflight.rewards.examination import Examination
+from failurelab_preflight.rewards.inputs import FORMS, OWN
+from failurelab_preflight.rewards.table import Flag, quote
+
+NO_LINE_BREAK, GIVE_DOTALL = "in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
+_FEW = 8  # values of a column that says which kind a row is
+_KINDS = ("column", "form", "pattern", "reference")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """One thing changed in a call: what it undoes, in words, and how it is asked."""
+
+    kind: str  # of _KINDS
+    said: str
+    repair: str
+    tried: str
+    options: dict[str, Any]
+    fix: tuple[Any, ...] = ()
+
+
+def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Flag | None:
+    """Return what, once undone, makes a function tell completions apart; None where nothing does.
+
+    A column or a reference counts where right answers get more.
+    """
+    for change in _changes(x):
+        if change.kind not in kinds:
+            continue
+        if told := x.tells(is_right=change.kind in ("column", "reference"), **change.options):
+            said, tried = f"{said}: {change.said}", f"{change.tried} {told}"
+            if change.kind == "column":
+                return never_arrives(x, change.fix[0], said, tried)
+            return x.found(change.kind, said, change.repair, tried, fix=change.fix)
+    return None
+
+
+def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: bool = True, **more: Any) -> Flag:
+    """Return the flag of a column that it asks for and that never arrives.
+
+    Args:
+        x: the function.
+        name: of the column.
+        said: the evidence.
+        tried: what it gave with such a column; by default it is asked, with the row's own, or with the references.
+        only: whether nothing else is missing.
+        more: of the flag.
+    """
+    dropped = name in x.inputs.rows[0] and name not in (*OWN, *x.inputs.columns)
+    source = name if dropped else x.column if x.column in x.inputs.rows[0] else ""
+    if dropped:
+        fix: tuple[Any, ...] = ("arguments", {"remove_unused_columns": False})
+        repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
+    elif name in OWN and name in x.inputs.rows[0]:
+        fix = ()
+        repair = (
+            f"Rename the column {name!r}, and the argument with it, to 'solution' say: trl hands on none of this name."
+        )
+    else:
+        fix = ("rename", source, name) if source and source not in x.asked else ()  # which is not taken from it
+        columns = ", ".join(x.inputs.columns) or "none besides prompt"
+        repair = f"Rename the dataset's column to {name!r} (dataset.rename_column), or the argument: {columns}."
+    if not tried and source and only and (told := x.tells(columns={name: operator.itemgetter(source)})):
+        tried = f"with {source} under this name {told}"
+    return x.found("column", said, repair, tried, fix=fix, **more)
+
+
+def _changes(x: Examination) -> Iterator[_Change]:
+    rows, own, there = x.inputs.rows, x.inputs.form, x.inputs.names(x.wanted)
+    others = [name for name, value in rows[0].items() if name not in OWN and isinstance(value, (str, int, float))]
+    for name in x.asked:
+        for source in dict.fromkeys([name, x.column, *others]) if name not in there else ():
+            if source in rows[0]:
+                some = x.completions if source == x.column else forms.make(rows, source, [x.function], x.opened)
+                options = {"some": some, "columns": {name: operator.itemgetter(source)}}
+                said = f"it asks for the column {name!r}, which never arrives"
+                yield _Change("column", said, "", f"with {source} under this name", options, (name,))
+    for form in FORMS:
+        said = f"it reads a completion as {form}, and each is {own} here"
+        tried = f"as {form} the same texts get other rewards:"
+        if own == "plain text" != form:
+            yield _Change("form", said, "Read a completion as the text that it is.", tried, {"form": form})
+        elif form != own:
+            repair = 'Read the text of a completion as completion[0]["content"].'
+            yield _Change("form", said, repair, tried, {"form": form})
+    if x.opened:
+        said = f"the prompt ends with {x.opened!r}, so no completion has that, and the function looks for it"
+        repair = f"Judge {x.opened!r} + completion, or make the tag optional in the pattern."
+        change = {"change": lambda text: x.opened + text}
+        yield _Change("form", said, repair, "with it before the same completions", change)
+    blank = {"prompts": lambda row: _blank(row["prompt"])}
+    said = "it reads prompts and completions as one text, and what it looks for stands in the prompt"
+    yield _Change("form", said, "Look into the completion alone.", "with empty prompts", {"columns": blank})
+    sought = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
+    if lost := [token for token in x.inputs.special if any(token in each.text for each in x.completions)]:
+        names = " and ".join(map(repr, lost))
+        said = f"{names} are special tokens of the tokenizer, and the trainer decodes completions without these"
+        repair = "Add them with add_tokens(...), which are not special, or read completion_ids."
+        yield _Change("form", said, repair, "with them in the same completions", {"keep_special": True})
+    for token in sought:
+        said = f"it looks for {token!r}, a special token, and the trainer decodes completions without these"
+        ending: dict[str, Any] = {
+            "change": lambda text, token=token: text + token * (len(text) % 2),
+            "keep_special": True,
+        }
+        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", ending)
+    yield _Change("pattern", NO_LINE_BREAK, GIVE_DOTALL, "with re.DOTALL", with_dotall(x))
+    words = [text for text in signature.texts(x.function) if re.fullmatch(r"[\w -]{1,30}", text)]
+    for name in x.asked:
+        values = x.kinds.get(name, set())
+        if 0 < len(values) <= _FEW and name in x.inputs.columns and not values & set(words):
+            for word in words[:_FEW]:
+                said = f"its text {word!r} is no value of the column {name}, which has "
+                columns = {"columns": {name: lambda row, word=word: word}}
+                repair, tried = f"Compare {name} with a value that it has.", f"with {name}={word!r}"
+                yield _Change("pattern", said + ", ".join(map(repr, sorted(values))), repair, tried, columns)
+    real = rows[0].get(x.column)
+    for what, read in _OTHER_REFERENCES if x.asks_reference else ():
+        if read(real) != real or type(read(real)) is not type(real):
+            columns = {"columns": {x.column: lambda row, read=read: read(row[x.column])}}
+            said = f"{x.column} is {type(real).__name__} {quote(str(real), 40)}, which it cannot equal"
+            repair = f"Compare with {x.column} as {what}: {read(real)!r}."
+            yield _Change("reference", said, repair, f"as {what}, {read(real)!r},", columns)
+    yield from _readable_references(x) if x.asks_reference else ()
+
+
+def _blank(prompt: Any) -> Any:
+    """Return a prompt of the same form without a word."""
+    return [{**each, "content": ""} for each in prompt] if references.is_conversation(prompt) else ""
+
+
+def _readable_references(x: Examination) -> Iterator[_Change]:
+    """Yield references that are as easy to read as any, where its own has another type, or no pattern finds it."""
+    real = x.inputs.rows[0][x.column]
+    texts = signature.texts(x.function), signature.reads_json(x.function)
+    own = next(iter(references.readings(real)), "")
+    finds = asking.in_fork(lambda: [bool(patterns.own_forms(*texts, text)) for text in ("7", own)], 10.0)
+    for value in ("7", 7, 7.0):
+        if finds == [True, False] or type(value) is not type(real):
+            some = forms.make([{**row, x.column: value} for row in x.inputs.rows], x.column, [x.function], x.opened)
+            options = {"some": some, "columns": {x.column: lambda row, value=value: value}}
+            said = f"{x.column} is {type(real).__name__} {quote(str(real), 40)}, which its patterns do not find"
+            repair = f"Compare with what {x.column} holds: the same type, and a pattern that finds it."
+            tried = f"with a reference {value!r} ({type(value).__name__})"
+            yield _Change("reference", said, repair, tried, options)
+
+
+def _as_number(value: Any) -> Any:
+    text = references.bare(str(value)).replace(",", "")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return value
+
+
+def _first_reading(value: Any) -> Any:
+    return next(iter(references.readings(value)), value)
+
+
+# What a reference may have to be for a function to read it.
+_OTHER_REFERENCES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("text", lambda value: value if isinstance(value, (list, dict)) else str(value)),
+    ("a number", _as_number),
+    ("the answer alone", _first_reading),
+    ("the bare answer", lambda value: references.bare(str(_first_reading(value)))),
+    ("text without blanks around it", lambda value: str(value).strip()),
+    ("lower case", lambda value: str(value).lower()),
+    ("a box", lambda value: f"\\boxed{{{value}}}"),
+    ("a list", lambda value: [value]),
+)
+
+
+def with_dotall(x: Examination) -> dict[str, Any]:
+    """Return how a function is asked so that '.' matches line breaks, also in patterns that it has compiled."""
+    return {"prepare": functools.partial(_match_line_breaks, x.function)}
+
+
+def _match_line_breaks(function: Callable[..., Any]) -> None:
+    library: Any = re
+    own = library._compile
+    library._compile = lambda pattern, flags: own(pattern, flags | re.DOTALL * (not isinstance(pattern, re.Pattern)))
+    code = signature.plain_function(function)
+    for names in (getattr(code, "__globals__", {}), getattr(function, "__dict__", {})):
+        names.update({name: _dotall(value) for name, value in names.items() if isinstance(value, re.Pattern)})
+    for cell in getattr(code, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, re.Pattern):
+            cell.cell_contents = _dotall(cell.cell_contents)
+
+
+def _dotall(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    return re.compile(pattern.pattern, pattern.flags | re.DOTALL)

@@ -1,0 +1,308 @@
+"""Completions made up to ask reward functions with: right, wrong and other ones, in the forms that a model may write.
+
+A form is taken from three places: what the script's prompts show (a system prompt's `<think> ... </think>`, a few-shot
+answer, a JSON object), what the function's own patterns and texts ask for (`patterns`), and what answers commonly look
+like. A form of the function's own all of whose tags and words stand in the prompt is one that the prompt shows too.
+Reasoning is written in one line and in several, because a pattern without DOTALL sees only the first one. Where the
+prompt ends with an opened tag, a completion begins inside of it.
+"""
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from failurelab_preflight.rewards import asking, signature
+from failurelab_preflight.rewards.patterns import ANSWER, REASONING, fill, own_forms
+from failurelab_preflight.rewards.references import is_conversation, other_answer, readings
+
+LINE, LINES = "Let me think.", "First I look at it.\nThen I add up.\n\nSo it is clear."
+NO_ANSWER = "I do not know."
+_COMMON = {
+    "alone": ANSWER,
+    "sentence": f"The answer is {ANSWER}.",
+    "label": f"Answer: {ANSWER}",
+    "####": f"#### {ANSWER}",
+    "box": f"\\boxed{{{ANSWER}}}",
+    "LaTeX": f"${ANSWER}$",
+    "unit": f"{ANSWER} cm",
+    "tag": f"<answer>{ANSWER}</answer>",
+    "JSON": f'{{"answer": "{ANSWER}"}}',
+    "fenced JSON": f'```json\n{{"answer": "{ANSWER}"}}\n```',
+    "fenced": f"```\n{ANSWER}\n```",
+    "fenced, language": f"```python\n{ANSWER}\n```",
+    "words, fenced": f"{REASONING}\n```\n{ANSWER}\n```",
+    "words, answer": f"{REASONING} {ANSWER}",
+    "words, ####": f"{REASONING} #### {ANSWER}",
+    "words, sentence": f"{REASONING} The answer is {ANSWER}.",
+    "words, box": f"{REASONING} \\boxed{{{ANSWER}}}",
+    "think, answer": f"<think>{REASONING}</think><answer>{ANSWER}</answer>",
+    "think, answer, lines": f"<think>\n{REASONING}\n</think>\n<answer>\n{ANSWER}\n</answer>",
+    "think, alone": f"<think>\n{REASONING}\n</think>\n{ANSWER}",
+    "reasoning, answer": f"<reasoning>\n{REASONING}\n</reasoning>\n<answer>\n{ANSWER}\n</answer>\n",
+}
+_OTHERS = {"empty": "", "no answer": NO_ANSWER, "long": "The cat sat on the mat. " * 8}
+_VARIANTS = 3  # ways to write one reference
+_MOST_SHOWN = 6
+_SECONDS = 10.0  # for all patterns of a script
+_ANSWER_TAG = re.compile(r"answer|solution|result|final|output|response|json", re.IGNORECASE)
+_PAIR = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+_FENCED = re.compile(r"```(\w*)[ \t]*\n(.*?)```", re.DOTALL)
+_WORD = "your|the|final|answer|result|solution|query|sql|python|code|program|function|goes|here"
+_PLACE = re.compile(rf"\s*(?:#|--|//)?(?:[ .…<>()\[\]{{}}]|\b(?:{_WORD})\b)*\s*", re.IGNORECASE)
+_CUE = re.compile(
+    r"(?:end|finish|form|format|write|respond|reply|conclude|line|with|as)\b[^.\n]{0,30}?[\s\"'`:]"
+    r"((?:final |the )?(?:answer|result|solution)(?: is|:))\s*[<\[{(.$NX_\"]",
+    re.IGNORECASE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One made-up completion.
+
+    Attributes:
+        row: of the rows asked about.
+        worth: `right` or `wrong`; `none` for a text without an answer, `other` where no reference is known.
+        form: a name that is the same for the right and the wrong answer in one form.
+        text: of the completion.
+        shown: whether the prompts show this form.
+        lines: how many lines the reasoning has; 0 in a form without reasoning, or whose reasoning ends with its line.
+        variant: 0 for the answer as the dataset writes it, more for other ways to write it.
+    """
+
+    row: int
+    worth: str
+    form: str
+    text: str
+    shown: bool = False
+    lines: int = 0
+    variant: int = 0
+
+
+def make(
+    rows: Sequence[Mapping[str, Any]],
+    column: str | None,
+    functions: Sequence[Any],
+    opened: str = "",
+    drawn: Sequence[str] = (),
+) -> list[Completion]:
+    """Return the made-up completions for these rows, some forty for each.
+
+    Args:
+        rows: of the dataset.
+        column: with the reference answers; None where there is none.
+        functions: whose own forms are written too.
+        opened: what the prompt of a generation ends with, `<think>` say; no completion begins with it then.
+        drawn: completions of a model, to be asked about as well.
+    """
+    known = [readings(row.get(column))[:_VARIANTS] if column else [] for row in rows]
+    choices = list(dict.fromkeys(answers[0] for answers in known if answers))
+    own = _own_forms(functions, [answer for answers in known for answer in answers or ["4"]])
+    written: list[Completion] = []
+    for number, (row, answers) in enumerate(zip(rows, known)):
+        for variant, answer in enumerate(answers or ["4"]):
+            pair = [("right", answer), ("wrong", other_answer(answer, choices))] if answers else [("other", answer)]
+            for name, form, shown in _forms(row["prompt"], own.get(answer, ()), not variant):
+                if name == "unit" and not answer.isdecimal():
+                    continue
+                inside = bool(re.search(rf"{REASONING}\s*</", form)) or name in _COMMON
+                several = ((1, LINE), (3, LINES)) if REASONING in form and inside else ((0, LINE),)
+                for lines, reasoning in several:
+                    label = name + ", several lines" * (lines == 3) + f", written as {answer}" * bool(variant)
+                    written += [
+                        Completion(
+                            number, worth, label, _after(opened, fill(form, text, reasoning)), shown, lines, variant
+                        )
+                        for worth, text in pair
+                    ]
+        longest = max((c.text for c in written if c.row == number and c.shown), key=len, default="")
+        others = dict(_OTHERS) | {f"drawn {place + 1}": text for place, text in enumerate(drawn)}
+        others |= {"cut in the middle": longest[: len(longest) // 2]} if longest else {}
+        written += [Completion(number, "none", name, text) for name, text in others.items()]
+    return list({(each.row, each.worth, each.text): each for each in reversed(written)}.values())[::-1]
+
+
+def _own_forms(functions: Sequence[Any], answers: Sequence[str]) -> dict[str, list[str]]:
+    """Return the forms of the functions' own patterns for each answer, written in a process of its own."""
+    known = [(signature.texts(function), signature.reads_json(function)) for function in functions]
+
+    def write() -> dict[str, list[str]]:
+        own = {
+            answer: [form for each in known for form in own_forms(*each, answer)] for answer in dict.fromkeys(answers)
+        }
+        return {answer: list(dict.fromkeys(forms)) for answer, forms in own.items()}
+
+    forms = asking.in_fork(write, _SECONDS)
+    return forms if isinstance(forms, dict) else {}
+
+
+def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, str, bool]]:
+    """Yield each form's name, the form, and whether the prompt shows it; the common ones where `whole`."""
+    shown = shown_forms(prompt)
+    for place, form in enumerate(shown):
+        name = f"prompt's form{f' {place + 1}' if place else ''}"
+        yield name, form, True
+        if form.endswith(">"):
+            yield f"{name} + newline", form + "\n", True
+    text, copied = "\n".join(text for _, text in _messages(prompt)), [_literals(form) for form in shown]
+    for place, form in enumerate(own):
+        yield f"own pattern {place + 1}", form, _stands_in(form, text) and _literals(form) not in copied
+    for name, form in _COMMON.items() if whole else [("alone", ANSWER)]:
+        yield name, form, False
+
+
+def _stands_in(form: str, text: str) -> bool:
+    """Return whether a text has all that a form has beside its answer and its reasoning, as pieces or as words."""
+    if "```" in form and "```" not in text:  # the language of a block stands in many prompts as a word
+        return False
+    words = _literals(form)
+    if words and words <= _literals(text):
+        return True
+    pieces = [" ".join(piece.split()) for piece in re.split(f"[{ANSWER}{REASONING}]", form)]
+    plain = " ".join(text.split())
+    return any(re.search(r"\w{2}", piece) for piece in pieces) and all(piece in plain for piece in pieces)
+
+
+def _literals(form: str) -> set[str]:
+    """Return the tags, markers and words of a form beside its answer and its reasoning, without signs around them."""
+    text = fill(form, " ", " ")
+    return {each.strip("\"'`.,;()") for each in re.findall(r"</?\w+>|[^\s<>]+", text)} - {""}
+
+
+def _after(opened: str, text: str) -> str:
+    """Return what a model writes after `opened`: the text without it."""
+    start = opened.strip()
+    return text.lstrip()[len(start) :] if start and text.lstrip().startswith(start) else text
+
+
+# What the prompts show.
+
+
+def shown_forms(prompt: Any) -> list[str]:
+    """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a block, JSON."""
+    messages = _messages(prompt)
+    forms: list[str] = []
+    if messages and messages[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
+        messages.pop()
+    for role, text in messages:
+        shown = (_few_shot,) if role == "assistant" else (_tagged, _json, _marked, _fenced)
+        forms += [form for read in shown for form in read(text)]
+    return list(dict.fromkeys(forms))[:_MOST_SHOWN]
+
+
+def asks_for_one_line(prompt: Any) -> bool:
+    """Return whether a prompt asks for an answer of one line."""
+    wanted = r"\b(?:one|a single|the same)[ -]line\b|\b(?:no|without) (?:line ?breaks?|newlines?)\b"
+    return any(re.search(wanted, text, re.IGNORECASE) for _, text in _messages(prompt))
+
+
+def opened_by(text: str) -> str:
+    """Return what a rendered prompt has written of the completion already: a tag that it opens, or an empty one."""
+    match = re.search(r"<(\w+)>\s*(?:</\1>\s*)?$", text)
+    return match[0] if match else ""
+
+
+def _messages(prompt: Any) -> list[tuple[Any, str]]:
+    """Return the role and the text of each message of a prompt."""
+    messages = prompt if is_conversation(prompt) else [{"role": "user", "content": prompt}]
+    return [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
+
+
+def last_text(prompt: Any) -> str:
+    """Return what is said last in a prompt, without what the completion goes on with."""
+    return next((text for role, text in reversed(_messages(prompt)) if role != "assistant"), "")
+
+
+def _tagged(text: str) -> Iterator[str]:
+    """Yield the longest row of tags that a text shows, as it is written there; the last of them holds the answer."""
+    rows: list[list[re.Match[str]]] = []
+    for match in _PAIR.finditer(text):
+        if rows and not text[rows[-1][-1].end() : match.start()].strip():
+            rows[-1].append(match)
+        else:
+            rows.append([match])
+    if not rows:
+        return
+    row = max(rows, key=len)
+    if len(row) == 1 and len(rows) > 1:  # "<think> </think> and <answer> </answer>": no word is said of what is between
+        row = list({match[1]: match for (match, *_) in rows}.values())
+        gaps, around = ["\n", ""], [("", "")] * len(row)
+    else:
+        gaps = [""]
+        inner = [match[2] for match in row]
+        around = [(i[: len(i) - len(i.lstrip())], i[len(i.rstrip()) :]) if i.strip() else (i, "") for i in inner]
+    if not _ANSWER_TAG.search(row[-1][1]):
+        yield from _answered_behind(text, [each[-1] for each in rows])
+        return
+    marks = [REASONING] * (len(row) - 1) + [ANSWER]
+    between = [
+        "",
+        *(text[one.end() : other.start()] if gaps == [""] else "" for one, other in itertools.pairwise(row)),
+    ]
+    for gap in gaps:
+        yield "".join(
+            f"{gap * bool(place)}{space}<{match[1]}>{left}{mark}{right}</{match[1]}>"
+            for place, (match, mark, space, (left, right)) in enumerate(zip(row, marks, between, around))
+        )
+
+
+def _answered_behind(text: str, matches: Sequence[re.Match[str]]) -> Iterator[str]:
+    """Yield the form of an example whose answer stands behind its tags: `<think>1 and 1</think> 2`."""
+    for match in matches:
+        answer_there = re.match(r"(\s*)-?\d[\d.,]*(?=\s|$)", text[match.end() :])
+        inner = match[2].strip()
+        if answer_there and inner:
+            start, _, stop = match[0].partition(inner)
+            yield f"{start}{REASONING}{stop}{answer_there[1]}{ANSWER}"
+            return
+
+
+def _json(text: str) -> Iterator[str]:
+    """Yield the JSON object that a text shows; its last value is the answer, and the others are reasoning."""
+    match = re.search(r"\{\s*\"\w+\"\s*:[^{}]*\}", text)
+    if match is None:
+        return
+    names = re.findall(r"\"(\w+)\"\s*:", match[0])
+    chosen = next((name for name in names if _ANSWER_TAG.search(name)), names[-1])
+    values = {name: ANSWER if name == chosen else LINE for name in names}
+    form = json.dumps(values, ensure_ascii=False)
+    yield form
+    if re.search(rf"\"{chosen}\"\s*:\s*[^\"\s]", match[0]):
+        yield form.replace(f'"{ANSWER}"', ANSWER)
+
+
+def _marked(text: str) -> Iterator[str]:
+    """Yield a box, `####`, or labels such as `Answer:` that a text asks for; with reasoning before, and without."""
+    forms = [f"\\boxed{{{ANSWER}}}"] * ("\\boxed" in text) + [f"#### {ANSWER}"] * ("####" in text)
+    labels = re.findall(r"^(\w[\w ]*:) *[<\[{(].*[>\])}] *$", text, re.MULTILINE)
+    if len(labels) > 1:
+        yield "\n".join(f"{label} {ANSWER if label == labels[-1] else REASONING}" for label in labels)
+    else:
+        forms += [f"{match[1]} {ANSWER}" for match in _CUE.finditer(text) if not _PAIR.search(text)][-1:]
+    for form in forms:
+        yield f"{REASONING}\n{form}"
+        yield form
+
+
+def _fenced(text: str) -> Iterator[str]:
+    """Yield the fenced blocks in which a text leaves a place for the answer, `...` or `-- your query here`.
+
+    A block with anything else is a part of the question.
+    """
+    for language, inside in _FENCED.findall(text):
+        if _PLACE.fullmatch(inside):
+            form = f"```{language}\n{ANSWER}\n```"
+            yield f"{REASONING}\n{form}"
+            yield form
+
+
+def _few_shot(text: str) -> Iterator[str]:
+    """Yield the form of an answer that the prompt gives as an example."""
+    numbers = list(re.finditer(r"-?\d[\d,.]*\d|\d", text))
+    if _PAIR.search(text):
+        yield from _tagged(text)
+    elif numbers:
+        yield text[: numbers[-1].start()] + ANSWER + text[numbers[-1].end() :]

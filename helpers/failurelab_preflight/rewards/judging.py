@@ -1,0 +1,340 @@
+"""One reward function judged alone: what it takes and returns, and whether it pays for what it should.
+
+A form that was not thought of is no failure, so without a cause that was undone a function is NOT CHECKED.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from failurelab_preflight.rewards import asking, figures, forms, signature
+from failurelab_preflight.rewards.asking import Reply
+from failurelab_preflight.rewards.causes import (
+    GIVE_DOTALL,
+    NO_LINE_BREAK,
+    cause_of,
+    never_arrives,
+    with_dotall,
+)
+from failurelab_preflight.rewards.examination import RAISES, Examination
+from failurelab_preflight.rewards.figures import SAME
+from failurelab_preflight.rewards.forms import NO_ANSWER
+from failurelab_preflight.rewards.table import Flag, quote
+
+_ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
+_NOISE = 0.05  # of what all functions pay together: chance against ties is no larger
+_LET_IT_DEPEND = "Let the reward depend on the completion."
+
+
+def examine(x: Examination) -> Iterator[Flag]:
+    """Call a function as the trainer does; keep its rewards, and yield what is wrong before any is compared."""
+    lacking, extra = x.inputs.misfit(x.function)
+    if lacking:
+        said = f"{x.key} asks for {', '.join(lacking)}, which never arrives: it is given {', '.join(x.inputs.names())}"
+        yield never_arrives(x, lacking[0], f"{said}. A TypeError ends the run", only=len(lacking) == 1, ends=True)
+        return
+    if extra:
+        said = f"{x.key} takes no {', '.join(extra)}, which this trainer hands to it: a TypeError ends the run"
+        values = x.ask(without=extra).values
+        tried = f"called without, it gives {figures.span(values)}" if values else ""
+        yield x.found("keywords", said, "Add **kwargs to the function's arguments.", tried, ends=True)
+        return
+    reply = x.ask()
+    if reply.unasked:
+        x.unasked = reply.unasked
+        yield x.not_checked(f"{x.key} could not be asked: {reply.unasked}")
+        return
+    if reply.error:
+        raised = reply.raised or range(len(x.completions))
+        x.paid = {x.completions[place]: RAISES for place in raised}
+        x.error = f"{reply.error} (to {quote(next(iter(x.paid)).text)})"
+        lacks = reply.key in x.asked and reply.key not in x.inputs.columns
+        yield _raises(x, reply, lacks)
+        if lacks or not reply.raised:
+            return
+    x.changed = reply.changed
+    answered = [place for place in range(len(x.completions)) if place not in reply.raised]
+    if problem := _no_numbers(x, reply, len(answered)):
+        yield problem
+        return
+    x.paid = {each: RAISES if n in reply.raised else reply.values[n] for n, each in enumerate(x.completions)}
+    x.completions, values = [x.completions[n] for n in answered], [reply.values[n] for n in answered]
+    odd = ["None" if v is None else "inf" if math.isinf(v) else "NaN" * math.isnan(v) for v in values]
+    what = next((name for name in (("inf",) if x.masked else ("inf", "NaN", "None")) if name in odd), "")
+    if what:
+        does = "an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"
+        said = f"{x.key} gives {what} for {odd.count(what)} of {len(odd)} completions, which makes {does}"
+        yield x.found("no number", said, "Return a finite number for every completion.", ends=what == "None")
+        return
+    first = x.inputs.make(x.completions, wanted=x.wanted)
+    again = x.ask(prepare=lambda: asking.call(x.function, first))
+    if not again.unasked and (again.error or len(again.values) != len(values)):
+        what = f"raises {again.error}" if again.error else f"gives {len(again.values)} rewards"
+        said = f"{x.key} {what} at its second call, for {len(values)} completions as at the first"
+        repair = "Begin each call anew: no list or iterator outside of the function, or in its default arguments."
+        yield x.found("second call", said, repair, "a first call gives one reward for each", ends=True)
+        return
+    told = x.compare(x.completions, values)[0]
+    if told and not again.unasked and not x.compare(x.completions, again.values)[0]:
+        said = f"{x.key} pays right answers more at its first call, and no more than wrong ones at its second, for the "
+        said += "same completions: it keeps what it was asked, and the next steps are judged by that"
+        repair = "Begin each call anew: keep no set, cache or counter outside of the function."
+        yield x.suspected("memory", said, repair, "it may be meant, as for new answers alone")
+        return
+    x.rewards = [None if value is None or math.isnan(value) else value for value in values]
+
+
+def _raises(x: Examination, reply: Reply, lacks: bool) -> Flag:
+    """Return the flag of a function that raises, for some completions or for all."""
+    said, repair = f"{x.key} raises {reply.error}, for", "Let it give its lowest reward to what it cannot read."
+    if lacks:
+        said = f"{x.key} reads the column {reply.key!r}, which never arrives: a KeyError ends the run"
+        return never_arrives(x, reply.key or "", said, ends=True)
+    if not reply.raised:
+        if cause := cause_of(x, f"{said} this dataset's completions", ["form"]):
+            return dataclasses.replace(cause, ends=True)
+        return x.found("raises", f"{said} completions in plain words", repair, ends=True)
+    raised = [x.completions[place] for place in reply.raised]
+    example = next((each for each in raised if each.text and each.worth == "none"), raised[0])
+    what = "an empty completion, which a model makes when it ends at once"
+    if any(each.text for each in raised):
+        row = x.inputs.rows[example.row]
+        held = ", ".join(f"{name}={quote(str(row[name]), 40)}" for name in x.asked if name in row)
+        what = f"{len(raised)} of {len(x.completions)} completions, such as {quote(example.text)}"
+        what += f" with {held}" * bool(held)
+    tried = f"without those it gives {figures.span(reply.values) if reply.values else reply.returned}"
+    return x.found("raises", f"{said} {what}", repair, tried, ends=True)
+
+
+def _no_numbers(x: Examination, reply: Reply, count: int) -> Flag | None:
+    """Return what is wrong with rewards that are no list with one for each completion."""
+    if reply.returned == asking.ONE_NUMBER or len(reply.values) == 1 < count:
+        said = (
+            f"{x.key} gives one number for {count} completions: a trl that takes it gives it to all of them, so every "
+        )
+        said += "advantage is 0, and later releases refuse it"
+        return x.found(
+            "one number", said, "Return a list with one reward for each completion.", _one_at_a_time(x), "F10"
+        )
+    if len(reply.values) == len(x.completions):
+        return None
+    what = f"returns {reply.returned}, which is no list of numbers"
+    if not reply.returned:
+        what = f"gives {len(reply.values)} rewards for {count} completions"
+    repair = "Return one reward for each completion, also for those that it cannot read."
+    return x.found("count", f"{x.key} {what}", repair, ends=True)
+
+
+def _one_at_a_time(x: Examination) -> str:
+    """Ask about single completions of the first prompt; return what they get, if that differs."""
+    first = [each for each in x.completions if each.row == x.completions[0].row]
+    chosen = [each for worth, most in _ALONE.items() for each in [c for c in first if c.worth == worth][:most]]
+    paid: dict[float, str] = {}
+    for each in chosen:
+        values = x.ask([each]).values
+        if len(values) == 1 and values[0] is not None:
+            paid.setdefault(values[0], each.text)
+        if len(paid) > 1:
+            (low, one), (high, another) = sorted(paid.items())
+            return f"asked one at a time, {quote(one)} gets {low:g} and {quote(another)} {high:g}"
+    return ""
+
+
+def judge(x: Examination, totals: list[float] | None) -> Flag | None:
+    """Return what is to be said of a function that has paid; None where nothing is.
+
+    Args:
+        x: the function.
+        totals: what the trainer adds up for each of its completions; None where that is unknown.
+    """
+    reads = signature.reads_completions(x.function)
+    if not x.varies:
+        return _why_equal(x, reads)
+    if not reads:
+        said = f"{x.key} never reads the completions, and gives them different rewards ({figures.span(x.rewards)})"
+        if abs(x.weight) * figures.width(x.rewards) < _NOISE * figures.width(totals or ()):
+            return x.not_checked(f"{said}: chance, small beside what all functions pay ({figures.span(totals or ())})")
+        return x.found("chance", f"{said}: every advantage is chance", _LET_IT_DEPEND)
+    more, less, rows_less = x.pairs
+    blind = not more and not (less and x.asks_reference)
+    said = f"{x.key} gives {figures.span(x.rewards)}, and right answers no more than wrong ones"
+    if blind and x.asks_reference and (flag := cause_of(x, said, ["column", "reference"])):
+        return flag
+    if (
+        less
+        and not more
+        and x.asks_reference
+        and rows_less == {each.row for each, value in zip(x.completions, x.rewards) if value is not None}
+    ):
+        return _less_for_right(x, less, totals)
+    if flag := _line_breaks(x) or _shown_form(x) or _last_line_break(x):
+        return flag
+    if blind and not x.asks_reference and (flag := cause_of(x, said, ["column"])):
+        return flag
+    if not x.asks_reference:
+        return None if more or _likes_shown_form(x) else _direction(x)
+    if more:
+        return None
+    said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
+    return x.not_checked(f"{said}; another form may")
+
+
+# It pays the same for all.
+
+
+def _why_equal(x: Examination, reads: bool) -> Flag:
+    said = f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions"
+    if not reads and x.alone:
+        lengths = figures.span([float(len(each.text)) for each in x.completions])
+        said += ": it never reads them, so every advantage and every gradient is 0"
+        return x.found("unread", said, _LET_IT_DEPEND, f"the completions' lengths in its place give {lengths}", "F10")
+    if not reads:
+        return x.not_checked(f"{said}: it never reads them, and adds nothing to any advantage", "F10")
+    if signature.gives_constant(x.function):
+        said += ": its value depends on no input, for its text has no other number"
+        return _suspect(x, said, "only its text was read")
+    if flag := cause_of(x, said):
+        return flag
+    if tried := _one_at_a_time(x):
+        said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
+        return x.found("batch", said, "Return each completion's own reward.", tried, "F10")
+    if len(set(x.rewards)) > 1:
+        said += ": it depends on the prompt alone, so every advantage is 0"
+        return _suspect(x, said, "another form may get more")
+    if _gives_the_most(x):
+        said += ", and its text has no larger number: all get the most that it pays"
+        return _suspect(x, said, "another form may get less")
+    return x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
+
+
+def _gives_the_most(x: Examination) -> bool:
+    """Return whether all completions get the largest number that stands in the function."""
+    return (x.rewards[0] or 0.0) >= max(signature.numbers(x.function), default=math.inf) > 0
+
+
+def _suspect(x: Examination, said: str, why: str) -> Flag:
+    """Suspect equal rewards; beside other functions they only add nothing to any advantage."""
+    if not x.alone:
+        return x.not_checked(f"{said}, so it adds nothing to any advantage", "F10")
+    return Flag(x.key, "F10", "SUSPECTED", said, f"{_LET_IT_DEPEND[:-1]} that this run can draw.", control=why)
+
+
+# It tells completions apart, and may still be blind.
+
+
+def _best(x: Examination, **wanted: object) -> dict[int, float]:
+    """Return the most that each row's completions with these attributes got, those with a wrong answer left out."""
+    return figures.largest(x.completions, x.rewards, **wanted)
+
+
+def _floor(x: Examination) -> dict[int, float]:
+    """Return what a completion that answers nothing gets, of each row."""
+    return {row: _best(x, text=NO_ANSWER).get(row, 0.0) for row in {each.row for each in x.completions}}
+
+
+def _line_breaks(x: Examination) -> Flag | None:
+    """Compare reasoning in one line with the same in several; with re.DOTALL they are to get the same."""
+    single, several, floor = _best(x, lines=1), _best(x, lines=3), _floor(x)
+    if not single or any(several[row] >= single[row] - SAME or several[row] > floor[row] + SAME for row in single):
+        return None
+    row, best = next(iter(single.items()))
+    paid = zip(x.completions, x.rewards)
+    example = quote(next(each.text for each, value in paid if (each.row, each.lines, value) == (row, 1, best)))
+    said = f"{x.key} gives {best:g} to {example}, and {several[row]:g} to all whose reasoning has more than one line"
+    if any(forms.asks_for_one_line(each["prompt"]) for each in x.inputs.rows):
+        return x.not_checked(f"{said}: the prompts ask for one line")
+    then = figures.largest(x.completions, x.ask(**with_dotall(x)).values, lines=3)
+    if any(then.get(each, 0.0) < single[each] - SAME for each in single):
+        return x.not_checked(said) if x.asks_reference else None
+    tried = f"with re.DOTALL completions of several lines get {then[row]:g} too"
+    return x.found("line breaks", f"{said}: {NO_LINE_BREAK}", GIVE_DOTALL, tried)
+
+
+def _shown_form(x: Examination) -> Flag | None:
+    """Look whether the form that the prompts show gets no more than a completion that answers nothing."""
+    shown, floor, top = _best(x, shown=True), _floor(x), _best(x)
+    tags = {tag for each in x.completions if each.shown for tag in re.findall(r"<(\w+)>", each.text)}
+    own = " ".join(signature.texts(x.function))
+    is_about = x.asks_reference or any(tag in own for tag in tags)
+    if not shown or x.weight < 0 or not is_about:  # a penalty need not see that form
+        return None
+    text = quote(next(each.text for each in x.completions if each.shown and each.worth != "wrong"))
+    row = next(iter(shown))
+    said = (
+        f"{x.key} gives {shown[row]:g} to the form that the prompts show, {text}, and {floor[row]:g} to {NO_ANSWER!r}"
+    )
+    if not x.asks_reference and all(shown[each] < floor[each] - SAME for each in shown):
+        repair = "Turn the sign of the reward, so that the form that is asked for gets more."
+        return x.found(
+            "sign",
+            f"the wrong sign: {said}",
+            repair,
+            f"with the sign turned they get {-shown[row]:g} and {-floor[row]:g}",
+        )
+    if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown):
+        return None
+    best = max(zip(x.completions, x.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
+    repair = "Let the prompts show the form that the function reads, or the function read what they show."
+    return x.found("form", said, repair, f"another form, {quote(best[0].text)}, gets {best[1]:g}")
+
+
+def _likes_shown_form(x: Examination) -> bool:
+    shown, floor, top = _best(x, shown=True), _floor(x), _best(x)
+    return bool(shown) and all(shown[row] > top[row] - SAME > floor[row] for row in shown)
+
+
+def _last_line_break(x: Examination) -> Flag | None:
+    """Look whether a line break at the end of a completion is all that it pays for: few completions end with one."""
+    floor = _floor(x)
+    by_text = {(c.row, c.text): v for c, v in zip(x.completions, x.rewards) if c.worth != "wrong" and v is not None}
+    paid = {key: value for key, value in by_text.items() if value > floor[key[0]] + SAME}
+    without = {key: by_text.get((key[0], key[1].removesuffix("\n"))) for key in paid if key[1].endswith("\n")}
+    if not paid or without.keys() != paid.keys():
+        return None
+    if any(value is None or value > floor[key[0]] + SAME for key, value in without.items()):
+        return None
+    key, best = max(paid.items(), key=lambda item: item[1])
+    text = quote(key[1].removesuffix("\n"))
+    said = f"{x.key} pays only where a line break follows the last tag: {text} gets {without[key]:g}"
+    repair = "Let the pattern end without a line break, or with \\s*$."
+    return x.found("last line break", said, repair, f"with a line break behind it, it gets {best:g}")
+
+
+def _less_for_right(x: Examination, less: list[tuple[float, float]], totals: list[float] | None) -> Flag | None:
+    """Return the wrong sign; beside other functions, only if right answers lose their lead in the sum by it."""
+    said, loses = f"{x.key} gives the right answer {less[0][0]:g} and a wrong one {less[0][1]:g}", ""
+    if totals is not None and not figures.is_flat(x.completions, totals):
+        without = [total - x.weight * (value or 0.0) for total, value in zip(totals, x.rewards)]
+        if max(figures.lead(x.completions, totals)) <= SAME < min(figures.lead(x.completions, without)):
+            loses = f", and in the sum it takes the lead of right answers over '' or {NO_ANSWER!r}"
+    turned = x.ask(x.completions[::-1]).values[::-1]
+    if x.compare(x.completions, turned)[0]:
+        return x.not_checked(f"{said}, and the other way round where they stand in another order")
+    if not x.weight or not (x.alone or loses):
+        return x.not_checked(f"{said}, for {len(less)} pairs, and its weight is {x.weight:g}: a penalty?")
+    if x.weight > 0:
+        return wrong_sign(x.key, f"{x.key} has", x.column, less, loses)
+    paid = [(x.weight * right + 0.0, x.weight * wrong + 0.0) for right, wrong in less]
+    what = f"{said}, and times its weight {x.weight:g} it has"
+    return dataclasses.replace(wrong_sign(x.key, what, x.column, paid, loses), fix=("turn weight",))
+
+
+def wrong_sign(key: str, what: str, column: str, less: Sequence[tuple[float, float]], why: str = "") -> Flag:
+    """Return the flag of right answers that get less."""
+    right, wrong = less[0]
+    said = (
+        f"{what} the wrong sign: in the same words the right answer (column {column}) gets {right:g} and a wrong one "
+    )
+    said += f"{wrong:g}, for {len(less)} pairs and never the other way round{why}"
+    repair = "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more."
+    tried = f"with the sign turned the right answer gets {0 - right:g} and the wrong one {0 - wrong:g}"
+    return Flag(key, "F14", "FOUND", said, repair, tried, fault="sign")
+
+
+def _direction(x: Examination) -> Flag:
+    """Return which completion gets the least and which the most: a line to read, and no verdict."""
+    paid = [(value, len(c.text), c.text) for c, value in zip(x.completions, x.rewards) if value is not None]
+    least, most = min(paid), max(paid, key=lambda each: (each[0], -each[1]))
+    ends = [f"{value:g} for {quote(text)} ({size} characters)" for value, size, text in (least, most)]
+    return x.not_checked(f"{x.key} has no reference to be compared with, so read its direction: {', '.join(ends)}")

@@ -1,0 +1,222 @@
+"""All reward functions of a trainer, each examined alone, and what the trainer adds up: one table with flags."""
+
+import dataclasses
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from failurelab_preflight.rewards import figures, forms, patterns, signature
+from failurelab_preflight.rewards.examination import RAISES, Examination
+from failurelab_preflight.rewards.forms import Completion
+from failurelab_preflight.rewards.inputs import OWN, Inputs
+from failurelab_preflight.rewards.judging import examine, judge, wrong_sign
+from failurelab_preflight.rewards.table import Flag, Line, RewardTable, quote, scale_notes
+
+
+def ask(
+    functions: Any,
+    *,
+    prompt: Any = "What is 3 + 4?",
+    answer: Any = None,
+    columns: Mapping[str, Any] | None = None,
+    weights: Sequence[float] | None = None,
+) -> RewardTable:
+    """Ask reward functions about some forty completions made up for a prompt; a notebook shows the table.
+
+        from failurelab_preflight.rewards import ask
+        ask(reward, prompt="What is 3 + 4?", answer="7")
+
+    Each function is called in forks of this process, as a trainer calls it: `prompts`, `completions`, and the columns
+    by their names. What it prints or remembers there is forgotten; it has 30 seconds for all.
+
+    Args:
+        functions: one function, or a list.
+        prompt: a text, or a list of messages; completions have the same form.
+        answer: the right one, handed over as the column `answer`; or name the column in `columns`.
+        columns: of this row of the dataset, by name.
+        weights: of the functions; all 1 by default.
+
+    Returns:
+        The table. `flags` has what is to be said of each function.
+    """
+    functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
+    row = {"prompt": prompt, **({} if answer is None else {"answer": answer}), **(columns or {})}
+    inputs = Inputs([row], [name for name in row if name not in OWN])
+    return survey(functions, inputs, weights=weights)
+
+
+def survey(
+    functions: Sequence[Any],
+    inputs: Inputs,
+    *,
+    weights: Sequence[float] | None = None,
+    whole: bool = True,
+    places: Sequence[int] = (),
+    opened: str = "",
+    drawn: Sequence[str] = (),
+    **options: Any,
+) -> RewardTable:
+    """Ask each function alone about made-up completions, and judge what the trainer adds up.
+
+    Args:
+        functions: all of the trainer's.
+        inputs: what they are called with.
+        weights: of each; all 1 by default.
+        whole: whether nothing else, such as a reward model, adds to the sum.
+        places: of the functions that are asked; all by default.
+        opened: what the prompt has written of a completion already.
+        drawn: completions of a model, to be asked about too.
+        options: of `Examination`.
+    """
+    weights = [1.0] * len(functions) if weights is None else list(weights)
+    places = list(places) or list(range(len(functions)))
+    own = [functions[place] for place in places]
+    asked = [name for function in own for name in signature.asked_columns(function)]
+    column = signature.reference_column(inputs.rows, asked) or ""
+    completions = forms.make(inputs.rows, column, own, opened, drawn)
+    keys = [signature.key_of(functions, place) for place in places]
+    alone = len(functions) == 1
+    examined = [
+        Examination(functions[n], key, inputs, completions, column, opened, weights[n], alone, **options)
+        for n, key in zip(places, keys)
+    ]
+    flags = [list(examine(x)) for x in examined]
+    sums = _totals(examined, completions)
+    for x, about in zip(examined, flags):
+        if x.changed and x is not examined[-1]:
+            what = (
+                f"{x.key} changes {' and '.join(x.changed)} in place, and the functions after it are given what it left"
+            )
+            repair = "Work on a copy: write into no list or message that the function is given."
+            about.append(x.suspected("in place", what, repair, "what the others pay for it was not asked"))
+        if x.rewards:
+            totals = [sums[each] for each in x.completions] if sums and whole else None
+            about += filter(None, [judge(x, totals)])
+    said = [flag for about in flags for flag in about]
+    kept = [each for each in completions if sums and all(x.paid[each] != RAISES for x in examined)]
+    if kept and any(x.varies for x in examined):
+        totals = [sums[each] for each in kept]
+        said += _judge_sum(
+            examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
+        )
+    table = tabulate(examined, said)
+    notes = [*scale_notes(table, [weights[place] for place in places]), *_unread(inputs, own)]
+    if part := examined[0].part if examined else 0:
+        notes.append(f"the functions were called with {part} completions at a time, as each process calls them")
+    notes += (
+        [] if patterns.is_known() else ["hypothesis is not installed here, so no completion has a pattern's own form"]
+    )
+    return dataclasses.replace(table, notes=notes)
+
+
+def tabulate(examined: Sequence[Examination], flags: Sequence[Flag] = ()) -> RewardTable:
+    """Return what functions paid for the completions of the first prompt, as a table."""
+    completions = dict.fromkeys(each for x in examined for each in x.paid if each.row == 0)
+    lines = [Line(c.worth, c.form, c.text, [x.paid.get(c, "not asked") for x in examined]) for c in completions]
+    return RewardTable([x.key for x in examined], lines, list(flags))
+
+
+def _unread(inputs: Inputs, functions: Sequence[Any]) -> Iterator[str]:
+    """Yield which columns of the dataset no function asks for."""
+    asked = {name for function in functions for name in signature.asked_columns(function)}
+    unread = [name for name in inputs.columns if name not in asked]
+    if unread:
+        yield f"no reward function reads the column{'s' * (len(unread) > 1)} {', '.join(unread)}"
+
+
+def _totals(examined: Sequence[Examination], completions: Sequence[Completion]) -> dict[Completion, float]:
+    """Return what the trainer adds up for each completion, as far as functions answer; empty where one paid nothing."""
+    if not all(x.rewards for x in examined):
+        return {}
+    paid = [(x.weight, dict(zip(x.completions, x.rewards))) for x in examined]
+    return {each: sum(weight * (its.get(each) or 0.0) for weight, its in paid) for each in completions}
+
+
+def one_for_all(completions: list[Any], **_: Any) -> list[float]:
+    """Pay 1 for every completion: planted, to see whether equal rewards would be seen."""
+    return [1.0] * len(completions)
+
+
+def _judge_sum(
+    examined: Sequence[Examination],
+    kept: list[Completion],
+    totals: list[float],
+    weights: Sequence[float],
+    whole: bool,
+    accused: bool,
+) -> Iterator[Flag]:
+    """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
+    ends = [
+        f"{total:g} ({quote(each.text)})"
+        for total, each in (min(zip(totals, kept), key=_first), max(zip(totals, kept), key=_first))
+    ]
+    said = f"{len(totals)} made-up completions are told apart: they got {' to '.join(ends)}"
+    if figures.is_flat(kept, totals):
+        what = f"{said}: with reward_weights {list(weights)} the sum is the same for all completions of a prompt"
+        repair = "Give each function that is to teach a weight that the others do not cancel."
+        yield Flag("", "F10", "FOUND", what, repair)
+        return
+    first = examined[0]
+    planted = Examination(one_for_all, first.key, dataclasses.replace(first.inputs, more={}, usual={}), kept)
+    list(examine(planted))
+    if planted.rewards and not planted.varies:
+        control = "a function that always gives 1 was seen as equal"
+        yield Flag("", "F10", "HELD", said, control=control)
+    else:
+        yield Flag(
+            "", "F10", "NOT CHECKED", f"{said}; but a function that gives 1 to all of them is not seen as equal here"
+        )
+    asking = [x for x in examined if x.asks_reference]
+    if accused or not asking:
+        return
+    column = asking[0].column
+    if not whole:
+        yield Flag(
+            "", "F14", "NOT CHECKED", "a reward model adds to the sum, so the sign against the reference is unknown"
+        )
+        return
+    if not any(x.weight for x in asking):
+        pairs = next(filter(None, (x.pairs[0] for x in asking)), None)
+        what = f"{', '.join(x.key for x in asking)} alone asks for the reference (column {column}), and its entry in "
+        what += "reward_weights is 0: being right is not rewarded"
+        repair = "Give it a weight above 0; reward_weights are in the order of reward_funcs."
+        tried = f"with a weight of 1 right gets {pairs[0][0]:g} and wrong {pairs[0][1]:g}" if pairs else ""
+        yield Flag("", "F14", "FOUND", what, repair, tried)
+        return
+    more, less, rows_less = figures.compare_pairs(kept, totals)
+    if more:
+        rights = [(total, each.text) for each, total in zip(kept, totals) if each.worth == "right"]
+        most, text = max(rights, key=operator.itemgetter(0))
+        said = f"the right answer (column {column}) got {most:g} as {quote(text)}"
+        if max(figures.lead(kept, totals)) <= figures.SAME:
+            what = f"{said}, and a completion that answers nothing no less"
+            if any(max(figures.lead(x.completions, x.rewards), default=1.0) <= figures.SAME for x in asking):
+                why = (
+                    "the function that asks for the answer pays it to a text without one, in the forms that were tried"
+                )
+                repair = "Let the function pay nothing for an empty answer and for a part of the right one."
+                yield Flag("", "F14", "SUSPECTED", what, repair, control=why)
+            else:
+                yield Flag("", "F14", "NOT CHECKED", f"{what}: read what each adds")
+            return
+        rows = {each.row for each in kept if each.worth == "right"}
+        told = {row for row in rows if figures.compare_pairs(*_of_row(row, kept, totals))[0]}
+        if untold := rows - told:
+            what = (
+                f"{said}; for {len(untold)} of {len(rows)} rows no form of the answer got more than a wrong one in it"
+            )
+            yield Flag("", "F14", "NOT CHECKED", what)
+            return
+        control = f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}"
+        yield Flag("", "F14", "HELD", said, control=control)
+    elif less and rows_less == {each.row for each in kept} and any(x.pairs[0] for x in asking):
+        yield wrong_sign("", "the sum of all functions has", column, less)
+
+
+def _of_row(row: int, kept: Sequence[Completion], totals: Sequence[float]) -> tuple[list[Completion], list[float]]:
+    own = [(each, total) for each, total in zip(kept, totals) if each.row == row]
+    return [each for each, _ in own], [total for _, total in own]
+
+
+def _first(pair: tuple[float, Completion]) -> float:
+    return pair[0]

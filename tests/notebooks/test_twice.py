@@ -1,0 +1,108 @@
+"""Every cell of a notebook run twice, as learners do: no error, and the second run says what the first said.
+
+A copy of the notebook has each of its code cells twice, and papermill runs it. Then the first of each two is taken
+out, and the marked outputs are compared with the stored ones, as those of a plain run are.
+"""
+
+import re
+
+import nbformat
+import pytest
+from tests.notebooks.test_notebooks import NAMES, compare
+
+from failurelab_course import eras
+from failurelab_course.notebook_runs import notebooks as course
+from failurelab_course.notebook_runs import runs, stored
+
+
+def double(path, folder):
+    """Write a copy in which each code cell but the parameters' stands twice; return its path."""
+    notebook = stored.read(path)
+    cells = []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if cell.cell_type == "code" and cell.source.strip() and "parameters" not in stored.tags(cell):
+            cells.append(nbformat.from_dict(cell | {"id": f"{cell.id[:50]}-again"}))
+    notebook.cells = cells
+    copy = folder / path.name
+    copy.write_text(stored.write_text(notebook))
+    return copy
+
+
+def leave_second(path):
+    """Take the first of each two cells out of an executed copy."""
+    notebook = stored.read(path)
+    following = [*notebook.cells[1:], None]
+    notebook.cells = [
+        cell for cell, after in zip(notebook.cells, following) if not after or after.id != f"{cell.id[:50]}-again"
+    ]
+    path.write_text(stored.write_text(notebook))
+
+
+def run_twice(path, tmp_path):
+    """Run a notebook with each cell doubled; return its result, whose copy has the second outputs."""
+    for name in ("evidence", "benchmarks"):  # which notebooks read beside their own folder
+        (tmp_path / name).symlink_to(eras.root() / name)
+    (folder := tmp_path / "doubled").mkdir()
+    double(path, folder)
+    (result,) = runs.run([path.stem], folder=folder, out=tmp_path / "run", jobs=1, time_limit=1800)
+    if result.status == "PASS":
+        leave_second(result.copy)
+    return result
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_runs_twice(name, tmp_path, request, monkeypatch):
+    (notebook,) = course.find([name])
+    result = run_twice(notebook.path, tmp_path)
+    if result.status == "NOT RUN":
+        pytest.skip(f"NOT RUN: {result.reason}")
+    assert result.status == "PASS", f"{result.reason} (see {result.html})"
+    differences = compare(notebook.path, result.copy, request, monkeypatch)
+    assert [text for text in differences if text] == []
+    assert len(differences) == sum(stored.CHECKED in stored.tags(cell) for cell in notebook.code) > 0
+
+
+PATCH = """
+import functools
+class Model:
+    def forward(self):
+        return "released"
+def run():
+    return Model().forward()
+"""
+GLOBAL = """
+original = Model.forward
+@functools.wraps(original)
+def forward(self):
+    return original(self) + ", patched"
+Model.forward = forward
+"""
+BOUND = """
+@functools.wraps(Model.forward)
+def forward(self, original=Model.forward):
+    return original(self) + ", patched"
+Model.forward = forward
+"""
+
+
+def test_a_cell_that_breaks_when_it_runs_twice_is_found(plant, tmp_path):
+    """The patch that calls the global name calls itself at its second run; bound as a default it does not."""
+    for name, patch, status in (("00_global", GLOBAL, "FAIL"), ("01_bound", BOUND, "PASS")):
+        (folder := tmp_path / name).mkdir()
+        result = run_twice(plant(name, PATCH, patch, "run()"), folder)
+        assert result.status == status, result.reason
+        assert ("RecursionError" in result.reason) == (status == "FAIL")
+
+
+@pytest.mark.parametrize("notebook", course.notebooks(), ids=lambda each: each.name)
+def test_a_patch_does_not_call_a_global_that_it_replaces(notebook):
+    """In cells and diffs: `original = X.f` beside `X.f = ...` calls itself when the cell runs again."""
+    for cell in notebook.content.cells:
+        if "%%writefile" in cell.source:  # a process of its own runs it, once
+            continue
+        source = re.sub(r"^\+", "", cell.source, flags=re.MULTILINE)
+        kept = set(re.findall(r"^\w+ = (\w+(?:\.\w+)+)$", source, re.MULTILINE))
+        replaced = set(re.findall(r"^ *(\w+(?:\.\w+)+) = \w+$", source, re.MULTILINE))
+        assert not kept & replaced, f"{kept & replaced}: bind the original as a default argument"

@@ -1,0 +1,264 @@
+"""The ledger: healthy trainers balance in every release, each planted mistake is found, and the rest is not known."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+import trl
+from steps import before, online_dpo, planted, rloo, trainer
+
+from failurelab import textbook
+from failurelab.failures import figures
+from failurelab.textbook import balance
+
+CHECKS = [rule.name for rule in balance.RULES]
+DRAWN, CONTEXT, POLICY, OWN, PROMPT, DIFFER = CHECKS
+takes_rollouts = pytest.mark.skipif(
+    "rollout_func" not in inspect.signature(trl.GRPOTrainer.__init__).parameters, reason="no rollouts of one's own"
+)
+
+
+def keep(made):
+    with textbook.ledger(made) as ledger:
+        made.train()
+    assert not ledger.problems
+    return ledger
+
+
+def told(ledger):
+    return {check.name: check.holds for check in ledger.checks}
+
+
+MAKERS = {
+    "GRPO": lambda *given: trainer(*given, max_steps=2, temperature=1.0 if before("0.16") else 0.8),
+    "RLOO": lambda *given: rloo(*given, max_steps=2),
+    "Online DPO": lambda *given: online_dpo(*given, max_steps=2),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GRPO",
+        pytest.param("RLOO", marks=pytest.mark.skipif(before("0.22"), reason="RLOO before 0.22 has a loop of its own")),
+        pytest.param("Online DPO", marks=pytest.mark.skipif(not before("0.15") and before("1.0"), reason="no step")),
+    ],
+)
+def test_a_healthy_trainer_balances(name, model, tokenizer, tmp_path):
+    """Each token is the policy's own draw, and each row is pushed the way its own reward says."""
+    ledger = keep(MAKERS[name](model, tokenizer, tmp_path))
+    assert told(ledger) == dict.fromkeys(CHECKS, True), str(ledger)
+    found = ledger.figures
+    assert (
+        found["tokens_trained"] > 60 and found["trained_gap"] < 1e-4 and found["ends_handed"] == found["ends_drawn"] > 0
+    )
+    assert set(found) <= set(figures.table())
+    off = found["temperature_off"]
+    assert off is None or off < 1e-3  # Online DPO's policy has no temperature; a head that is fused shows none
+
+
+def test_the_run_is_the_same_with_and_without_it(trained, tmp_path):
+    ended = []
+    for listened in (False, True):
+        made = trainer(copy.deepcopy(trained[0]), trained[1], tmp_path, max_steps=2, learning_rate=1e-3)
+        keep(made) if listened else made.train()
+        ended.append(made.model.state_dict())
+        assert "generate" not in vars(made.model)
+    assert all(torch.equal(weights, ended[1][name]) for name, weights in ended[0].items())
+
+
+def test_the_tables_are_linked(model, tokenizer, tmp_path):
+    ledger = keep(trainer(model, tokenizer, tmp_path))
+    drawn, trained, paid = (ledger.table(name) for name in ("draws", "trained", "paid"))
+    tokens = {(line["draw"], line["context"]): line for line in drawn}
+    for line in trained:
+        own = tokens[line["draw"], line["context"]]
+        assert own["token"] == line["token"] and abs(own["logp"] - line["logp_now"]) < 1e-4
+    assert len(paid) == 32 and len({(line["batch"], line["group"]) for line in paid}) == 8
+    assert all(line["total"] == pytest.approx(sum(line["rewards"])) for line in paid)
+
+
+def changed(model, change):
+    """Let a function change what the model is given in each forward pass of the loss."""
+
+    def hook(_, args, kwargs):
+        if not torch.is_grad_enabled():
+            return None
+        return (), change(kwargs | dict(zip(["input_ids"], args)))
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    return model
+
+
+def other_token(kwargs):
+    """Let the first token of each completion be another one, as of a text that is encoded again."""
+    kwargs = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in kwargs.items()}
+    for name in {"input_ids", "labels"} & kwargs.keys() if kwargs["input_ids"].shape[1] > 5 else ():
+        kwargs[name][:, 5] = 77  # every prompt has five
+    return kwargs
+
+
+def no_mask(kwargs):
+    return {name: value for name, value in kwargs.items() if name != "attention_mask"}
+
+
+def test_a_token_that_was_not_drawn_is_found(model, tokenizer, tmp_path):
+    """In trl 0.14 the scored token is taken from elsewhere, so that those behind the other one stand out."""
+    ledger = keep(trainer(changed(model, other_token), tokenizer, tmp_path))
+    assert told(ledger)[DRAWN] is False
+    assert ledger.figures["foreign_tokens"] > 10
+
+
+def test_padding_that_is_read_is_another_context(model, tokenizer, tmp_path):
+    """Trl 0.14 hands no attention mask over (TRL #2708): with prompts of two lengths it does so by itself."""
+    ledger = keep(trainer(changed(model, no_mask), tokenizer, tmp_path, lengths=(4, 5)))
+    assert told(ledger)[CONTEXT] is False and told(ledger)[DRAWN] is True
+    assert ledger.figures["moved_tokens"] > 10
+    alike = keep(trainer(model, tokenizer, tmp_path))
+    assert told(alike)[CONTEXT] is True  # without padding nothing is read otherwise
+
+
+def test_weights_that_were_put_in_for_a_draw_are_found(model, tokenizer, tmp_path):
+    """The first weights draw, inside `generate`, and the policy's are back when it returns."""
+    first, own = copy.deepcopy(model.state_dict()), model.generate
+
+    def generate(*args, **kwargs):
+        now = copy.deepcopy(model.state_dict())
+        model.load_state_dict(first)
+        output = own(*args, **kwargs)
+        model.load_state_dict(now)
+        return output
+
+    model.generate = generate
+    ledger = keep(trainer(model, tokenizer, tmp_path, max_steps=2, learning_rate=1e-3))
+    assert told(ledger)[POLICY] is False and ledger.figures["other_weights"] > 0
+
+
+def test_of_one_draw_it_is_not_known_which_weights_the_next_would_have(model, tokenizer, tmp_path):
+    """Those of a copy that is never updated are still the policy's."""
+    checks = told(keep(trainer(model, tokenizer, tmp_path)))
+    assert checks[POLICY] is None and checks[DRAWN] is True
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+@pytest.mark.skipif(before("0.22"), reason="advantages are computed inside the loss, or there is no RLOO")
+def test_rows_that_have_the_advantages_of_others_are_found(kind, model, tokenizer, tmp_path):
+    def rolled(inputs):
+        return dict(inputs) | {"advantages": inputs["advantages"].roll(1, 0)}
+
+    if kind == "RLOO":
+
+        class Rolled(trl.RLOOTrainer):
+            def compute_loss(self, model, inputs, *rest, **options):
+                return super().compute_loss(model, rolled(inputs), *rest, **options)
+
+        made = rloo(model, tokenizer, tmp_path, kind=Rolled)
+    else:
+        made = trainer(model, tokenizer, tmp_path, kind=planted(inputs=rolled))
+    ledger = keep(made)
+    assert told(ledger)[OWN] is False and ledger.figures["rows_turned"] > 5
+
+
+@pytest.mark.skipif(not before("0.15") and before("1.0"), reason="no step")
+def test_pairs_that_are_swapped_are_found(model, tokenizer, tmp_path):
+    """A negative beta turns chosen and rejected."""
+    made = online_dpo(model, tokenizer, tmp_path)
+    made.args.beta = made._beta = -0.1
+    ledger = keep(made)
+    assert told(ledger)[OWN] is False and ledger.figures["rows_turned"] > 5
+
+
+@pytest.mark.skipif(before("0.15"), reason="trl 0.14 draws for each prompt itself")
+def test_groups_of_several_prompts_are_found(model, tokenizer, tmp_path, monkeypatch):
+    def one_after_another(self, rows=None):
+        return torch.utils.data.SequentialSampler(self.train_dataset if rows is None else rows)
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_get_train_sampler", one_after_another)
+    ledger = keep(trainer(model, tokenizer, tmp_path))
+    assert told(ledger)[PROMPT] is False and ledger.figures["groups_mixed"] == 8
+
+
+def test_groups_of_one_prompt_alone_could_not_be_mixed(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path, rows=[("11+1=", "12")] * 40)
+    assert told(keep(made))[PROMPT] is None
+
+
+def test_equal_rewards_leave_nothing_to_see(model, tokenizer, tmp_path):
+    """No token has a gradient then, so what is trained on is not known either."""
+    checks = told(
+        keep(trainer(model, tokenizer, tmp_path, rewards=[lambda completions, **_: [1.0] * len(completions)]))
+    )
+    assert checks[DIFFER] is False
+    assert checks[DRAWN] is checks[CONTEXT] is checks[POLICY] is checks[OWN] is None
+
+
+def drawn_by(model, tokenizer, prompts):
+    asked = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+    drawn = model.generate(**asked, max_new_tokens=6, do_sample=True)
+    end = tokenizer.eos_token_id
+    rows = [row.tolist() for row in drawn[:, asked["input_ids"].shape[1] :]]
+    ids = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": ids, "completion_ids": rows, "logprobs": None}, end
+
+
+def cut(output, end):
+    rows = [row[: row.index(end) + 1] if end in row else row for row in output["completion_ids"]]
+    return output | {"completion_ids": rows}
+
+
+@takes_rollouts
+@pytest.mark.parametrize("way", ["right", "padding", "again", "hint", "server"])
+def test_what_a_rollout_function_makes_of_its_draws(way, model, tokenizer, tmp_path):
+    """Padding that is left, text that is encoded again, another prompt, and a server that nobody saw draw."""
+
+    def rollout(prompts, trainer):
+        asked = [f"1+{prompt}" for prompt in prompts] if way == "hint" else prompts
+        output, end = drawn_by(trainer.model, tokenizer, asked)
+        output = output if way == "padding" else cut(output, end)
+        if way in ("again", "server"):
+            output["completion_ids"] = [[*tokenizer(" 7").input_ids, 9] for _ in prompts]
+        if way in ("hint", "server"):
+            output["prompt_ids"] = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+        if way == "server":  # behind prompts that nobody was seen to draw behind
+            output["prompt_ids"] = [[8, *ids] for ids in output["prompt_ids"]]
+        return output
+
+    def by_length(completions, completion_ids, **_):
+        return [place % 4 - 0.1 * len(ids) for place, ids in enumerate(completion_ids)]
+
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], rewards=[by_length])
+    ledger = keep(made)
+    checks, found = told(ledger), ledger.figures
+    expected = {"right": True, "padding": False, "again": False, "hint": None, "server": None}[way]
+    assert checks[DRAWN] is expected, str(ledger)
+    if way == "padding":
+        assert found["padding_trained"] > 0 and found["foreign_tokens"] == 0
+    if way == "again":
+        assert found["foreign_tokens"] == found["tokens_trained"]
+    if way == "hint":
+        assert checks[CONTEXT] is False and found["moved_tokens"] == found["tokens_trained"]
+
+
+@takes_rollouts
+@pytest.mark.parametrize(
+    ("rate", "synchronizes", "holds"), [(1e-2, False, False), (1e-2, True, True), (0.0, False, None)]
+)
+def test_a_copy_that_draws_and_never_gets_the_weights(rate, synchronizes, holds, model, tokenizer, tmp_path):
+    other = copy.deepcopy(model)
+
+    def rollout(prompts, trainer):
+        if synchronizes:
+            other.load_state_dict(trainer.model.state_dict())
+        return cut(*drawn_by(other, tokenizer, prompts))
+
+    options = {"max_steps": 2, "learning_rate": rate, "more": [("rollout_func", rollout)]}
+    ledger = keep(trainer(model, tokenizer, tmp_path, **options))
+    assert told(ledger)[POLICY] is holds, str(ledger)
+    assert told(ledger)[DRAWN] is True
+
+
+def test_a_picture_says_what_it_shows(model, tokenizer, tmp_path):
+    ledger = keep(trainer(changed(model, other_token), tokenizer, tmp_path))
+    shown = ledger._repr_html_()
+    assert 'role="img"' in shown and "in 0 of them" not in shown and 'title="foreign"' in shown

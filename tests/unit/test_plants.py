@@ -1,0 +1,400 @@
+"""Every control that the registry names is planted for real and found, and all is as before afterwards."""
+
+import copy
+import dataclasses
+import types
+
+import accelerate
+import pytest
+import small
+import torch
+
+from failurelab import failures, gradients, mismatch, placement, plants, rollouts, updates, zero3
+from failurelab.failures import figures, verdicts
+from failurelab.handles import keep_requires_grad
+from failurelab.measure import counts, differences
+from failurelab.measure.alignment import check_alignment
+from failurelab.measure.scores import read_scored_rows, scoring_temperature
+from failurelab.textbook import balance
+from failurelab.textbook.apart import Floor, measure_apart
+
+MECHANISMS = [(failure, each) for failure in failures.all() for each in failure.mechanisms]
+PLANTED = [pair for pair in MECHANISMS if not pair[1].control.startswith(verdicts.NO_PLANT)]
+IDS = torch.tensor([[1, 5, 7, 9, 2, 8, 4, 11]])
+
+
+def model(adapted=False):
+    """Return a small model in train mode, with an adapter that does something where one is asked for."""
+    made = small.stir(small.qwen2(), "_proj", 0.3)  # else it hardly looks back
+    return (small.stir(small.lora(made), "lora_", 0.3) if adapted else made).train()
+
+
+def backward(made):
+    """Return what a watch and its optimizer tell of one step."""
+    optimizer = torch.optim.SGD([parameter for parameter in made.parameters() if parameter.requires_grad], lr=0.1)
+    with gradients.watch(made) as watched:
+        made(input_ids=IDS).logits.logsumexp(-1).sum().backward()
+    without = len(watched.report().without_gradient)
+    figures = gradients.count(made, optimizer) | {"tensors_without_gradient": without, "steps_done": 1, "error": ""}
+    for parameter in made.parameters():
+        parameter.grad = None
+    return figures, optimizer
+
+
+def cut_off(made):
+    return backward(made)[0], plants.cut_off(made)
+
+
+def scores(temperature=1.0):
+    """Return logits, and the gradient of scores at a temperature by them."""
+    logits = model()(input_ids=IDS).logits.detach().requires_grad_()
+    chosen = (logits[:, :-1] / temperature).log_softmax(-1).gather(-1, IDS[:, 1:, None])
+    return logits.detach(), torch.autograd.grad(chosen.sum(), logits)[0]
+
+
+def rows_moved(made):
+    _, gradient = scores()
+    return read_scored_rows(gradient, IDS).figures, plants.rows_moved(gradient, IDS)
+
+
+def scored_at(made):
+    logits, gradient = scores(0.7)
+    healthy = mismatch.temperature_figures(scoring_temperature(logits, gradient), 0.7)
+    return healthy, plants.scored_at(logits, gradient, 0.7)
+
+
+def kept(made):
+    wanted = {small.logits.keep_argument(made): 3}
+    rows = made(input_ids=IDS, **wanted).logits.shape[1]
+    return {"rows_made": rows, "rows_needed": 3}, plants.whole_sequence(made, IDS)
+
+
+def probed(made):
+    alignment = check_alignment(small.score, made)
+    return alignment.figures, plants.nearest_mistake(alignment.contrast)
+
+
+def drawn(made):
+    """Return the figures of two prompts of different lengths, completed greedily in eval mode."""
+    tokenizer = types.SimpleNamespace(
+        decode=lambda ids, **_: " ".join(map(str, ids)), eos_token_id=None, pad_token_id=0
+    )
+    ids = torch.tensor([[0, 0, 3, 4, 5], [6, 7, 8, 9, 10]])
+    report = rollouts.compare(made.eval(), tokenizer, ids, (ids > 0).long(), max_new_tokens=4)
+    made.train()
+    return report
+
+
+def mask(made):
+    return drawn(made).figures, plants.no_causal_mask(made, IDS[0], [3, 9, 12])
+
+
+def last_token(made):
+    return drawn(made).figures, plants.last_token_alone(made, IDS[0], [3, 9, 12])
+
+
+class Hook:
+    """A hook that ZeRO-3 seems to have made."""
+
+    __module__ = "deepspeed.runtime.zero.parameter_offload"
+
+    def __call__(self, *_):
+        """Gather nothing."""
+
+
+def bare(made):
+    next(made.parameters()).ds_id = 0
+    healthy = zero3.figures(made) | {"generations": 1}
+    hook = made.model.register_forward_hook(Hook())
+    planted = plants.bare_model(made)
+    hook.remove()
+    return healthy, planted
+
+
+def placed(made):
+    return placement.check(made, "cpu").figures, plants.first_gpu(made, "cpu")
+
+
+def in_4bit(made):
+    made.lm_head.weight = torch.nn.Parameter(made.lm_head.weight.detach().clone())
+    made.lm_head.weight.quant_state = types.SimpleNamespace(absmax=torch.ones(4), code=torch.ones(4))
+    made.config.tie_word_embeddings = False
+    return placement.check(made, "cpu").figures
+
+
+def scales(made):
+    return in_4bit(made), plants.scales_moved(made, "cpu")
+
+
+def refused(made):
+    accelerator = accelerate.Accelerator(cpu=True)
+    figures = in_4bit(made) | placement.refusal(made, accelerator)
+    planted = plants.refused(made, accelerator)
+    assert accelerator.device.type == "cpu" and not hasattr(made, "is_loaded_in_4bit") and not accelerator._models
+    return figures, planted
+
+
+def replaced(made):
+    def logits():
+        return made.eval()(input_ids=IDS).logits.detach()
+
+    trained = logits()
+    with keep_requires_grad(made), made.disable_adapter():
+        base = logits()
+
+    def measure():
+        return differences.of_adapter(trained, base, logits()) | {"adapter_tensors": 8}
+
+    healthy, planted = measure(), plants.new_adapter(made, measure)
+    made.train()
+    return healthy, planted
+
+
+def referred(made):
+    logits = made.eval()(input_ids=IDS).logits.detach()
+    figures = differences.of_reference(logits, logits) | {"beta": 0.04, "adapter_effect": 1.0}
+    planted = plants.base_as_reference(made, IDS)
+    made.train()
+    return figures, planted
+
+
+def stepped(made):
+    before = made.lm_head.weight.detach()
+    after = before - 1e-3
+    return updates.moved(before, after, before.dtype) | {"tensors_trainable": 1}, plants.shorter_step(before, after)
+
+
+GROUPS = [[0.0, 1.0], [1.0, 1.0]]
+ROWS = [[4, 5, 9], [6, 7, 8, 9]]
+GRADIENTS = [{"weight": torch.tensor(row)} for row in ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0])]
+
+
+def engine(made):
+    """Return the figures of an engine with the policy's weights, and what draws with the first ones."""
+    first = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
+    small.stir(made, "mlp", 0.3)
+
+    def score():
+        with torch.no_grad():
+            return made(input_ids=IDS).logits[0, :-1].log_softmax(-1).gather(-1, IDS[0, 1:, None])[:, 0]
+
+    planted = plants.first_weights(made, first, score, score())
+    return {"policy_gap": 0.0, "policy_moved": planted["policy_gap"]}, planted
+
+
+def weighed(made):
+    policy, counted = torch.randn(64, 448), torch.ones(64, 448)
+    gap = mismatch.compare(policy, policy, counted)
+    return gap.figures | {"effective_share": gap.effective}, plants.summed_ratios(policy, counted)
+
+
+def encoded(made):
+    pairs = types.SimpleNamespace(
+        decode=lambda ids: "".join({1: "ab", 2: "c"}[id] for id in ids),
+        encode=lambda text, **_: [{"a": 3, "b": 4, "c": 2}[letter] for letter in text],
+    )
+    return counts.of_tokens([[1, 2]], [[1, 2]]), plants.encoded_again(pairs, [[1, 2]])
+
+
+def asked(made):
+    texts, right = ["4", "5"], [True, False]
+
+    def pay(completions):
+        return [float(text == "4") for text in completions]
+
+    return counts.of_worth(pay(texts), right), plants.text_taken_away(pay, texts, right)
+
+
+def step(plant):
+    right = {"weight": torch.tensor([1.0, 2.0])}
+    figures = Floor().figures(measure_apart(right, right)) | {"rewards_spread": 1.0, "step_size_cut": 1.0}
+    return figures, plant(right)
+
+
+def grouped(size=2, prompts=("a", "a", "b", "b")):
+    return counts.of_groups(prompts, size)
+
+
+# Of each control what the measurement says before and with it, on a model that is made for it.
+CASES = {
+    "a module cut off from the loss": cut_off,
+    "a loss without a graph": lambda made: (backward(made)[0], plants.no_graph()),
+    "an empty optimizer": lambda made: (backward(made)[0], plants.empty_optimizer(made)),
+    "a tensor taken out of the optimizer": lambda made: (
+        (measured := backward(made))[0],
+        plants.taken_out(made, measured[1]),
+    ),
+    "logits of the whole sequence": kept,
+    "rows moved by one": rows_moved,
+    "the nearest known mistake": probed,
+    "scores at temperature 1": scored_at,
+    "the bare model handed over": bare,
+    "a device map that names GPU 0": refused,
+    "tensors on another device": placed,
+    "scales moved to another device": scales,
+    "no causal mask": mask,
+    "predicted from the last token alone": last_token,
+    "a new adapter": replaced,
+    "the base model as the reference": referred,
+    "a step a thousandth as long": stepped,
+    "equal rewards": lambda _: (counts.of_rewards(GROUPS), plants.equal_rewards(GROUPS)),
+    "a reward that is no number": lambda _: (counts.of_rewards(GROUPS), plants.no_number(GROUPS)),
+    "what it needs taken away": asked,
+    "a smaller limit": lambda _: (
+        counts.of_completions(ROWS, {9}, {9}, 8) | counts.of_prompts(ROWS, 8),
+        plants.smaller_limit(ROWS, {9}, ROWS),
+    ),
+    "a prompt as plain text": lambda _: (
+        counts.of_texts(["<|user|>a", "<|user|>bc"], "<|user|>"),
+        plants.plain_text(["<|user|>a", "<|user|>bc"], "<|user|>"),
+    ),
+    "an end of another token": lambda _: (
+        counts.of_completions(ROWS, {9}, {9}, 8),
+        plants.another_end(ROWS, {9}, 8),
+    ),
+    "the first weights": engine,
+    "the sum of all log-ratios": weighed,
+    "text encoded again": encoded,
+    "advantages of other rows": lambda _: step(lambda right: plants.other_rows(GRADIENTS, [1.0, -1.0, 0.5])),
+    "half the loss": lambda _: step(lambda right: plants.half_the_loss(right, Floor())),
+    "the loss scaled by the way that the batch is cut": lambda _: step(
+        lambda right: plants.scaled_by_cut(right, Floor(), 2.0)
+    ),
+    "one completion more": lambda _: (grouped(), plants.one_more("aabb", 2)),
+    "one completion a prompt": lambda _: (grouped(), plants.one_each("aabb")),
+    "prompts that are not repeated": lambda _: (grouped(), plants.not_repeated("aabb", 2)),
+}
+
+
+PROMPTS = ((1, 2, 3), (4, 5))
+
+
+def tables():
+    """Return a ledger's tables of two steps, each with two completions of two prompts, drawn by an engine."""
+    draws, trained, paid = [], [], []
+    for number in range(8):
+        prompt, step = PROMPTS[number % 4 // 2], number // 4
+        tokens = (*range(20 + 3 * number, 22 + 3 * number + number % 2), 9)
+        ids, logps = prompt + tokens, (-1.0,) * len(tokens)
+        draws.append(
+            balance.Draw(number, step + 1, number % 4, prompt, tokens, True, step, "an engine", None, 1.0, logps, logps)
+        )
+        own = tuple(
+            balance.Token(place, ids[place], ids[place], at=place - 1) for place in range(len(prompt), len(ids))
+        )
+        trained.append(balance.Trained(0, step, number % 4, ids, own, padded=ids))
+        columns = {"answer": repr("xy"[number % 4 // 2])}
+        more = {"columns": columns, "ids": tokens, "draw": number, "sequence": ids}
+        paid.append(balance.Paid(number % 4, step + 1, step, number % 4 // 2, (1.0,), 1.0, **more))
+    rows = tuple({"prompt": say(prompt), "answer": answer} for prompt, answer in zip(PROMPTS, "xy"))
+    setting = balance.Conditions(ends=frozenset({9}), moved=0.2, rows=rows, decode=say)
+    return balance.Tables(tuple(draws), tuple(trained), tuple(paid), setting)
+
+
+def say(ids):
+    return " ".join(f"w{id}" for id in ids)
+
+
+def case(control, made):
+    """Return the figures of what is healthy, and those with a control's mistake planted."""
+    if control in CASES:
+        return CASES[control](made)
+    right = tables()
+    return balance.measure(right), balance.measure(balance.PLANTS[control](right))
+
+
+def state(made):
+    """Return all that a plant might leave changed."""
+    return (
+        [(name, parameter.detach().clone(), parameter.grad is None) for name, parameter in made.named_parameters()],
+        [parameter.requires_grad for parameter in made.parameters()],
+        [module.training for module in made.modules()],
+        [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in made.modules()],
+        torch.get_rng_state().tolist(),
+    )
+
+
+def test_every_control_of_the_registry_has_a_plant_and_a_case():
+    asked = {mechanism.control for _, mechanism in PLANTED}
+    assert set(plants.PLANTS) == set(CASES) and asked == set(CASES) | (asked & set(balance.PLANTS))
+    assert set(CASES) <= asked
+
+
+@pytest.mark.parametrize(("failure", "mechanism"), PLANTED, ids=lambda each: getattr(each, "id", None) or each.name)
+def test_a_plant_is_found_by_its_mechanism_and_holds_what_is_healthy(failure, mechanism):
+    alone = dataclasses.replace(failure, mechanisms=(mechanism,))
+    adapted = any("adapter" in predicate.figure for predicate in (*mechanism.applies, *mechanism.needs))
+    adapted = adapted and not any(str(predicate) == "adapter_tensors == 0" for predicate in mechanism.applies)
+    healthy, planted = case(mechanism.control, model(adapted))
+    found = verdicts.judge(alone, [healthy | planted])
+    assert (found.verdict, found.mechanism) == (verdicts.FOUND, mechanism.name), (healthy, planted)
+    assert verdicts.judge(alone, [healthy], {mechanism.control: planted}).verdict == verdicts.HELD
+    assert verdicts.judge(alone, [healthy]).verdict == verdicts.NOT_CHECKED
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_what_is_planted_is_taken_back(adapted):
+    made = model(adapted)
+    before = state(made)
+    plants.cut_off(made)
+    optimizer = torch.optim.SGD([parameter for parameter in made.parameters() if parameter.requires_grad], lr=0.1)
+    groups = copy.copy(optimizer.param_groups[0]["params"])
+    plants.taken_out(made, optimizer)
+    plants.empty_optimizer(made)
+    plants.whole_sequence(made, IDS)
+    plants.first_gpu(made, "cpu")
+    plants.no_causal_mask(made, IDS[0], [3, 9])
+    plants.last_token_alone(made, IDS[0], [3, 9])
+    first = {name: torch.zeros_like(parameter) for name, parameter in made.named_parameters()}
+    plants.first_weights(made, first, lambda: torch.zeros(1), torch.zeros(1))
+    if adapted:
+        plants.base_as_reference(made, IDS)
+        plants.new_adapter(made, dict)
+    assert len(groups) == len(optimizer.param_groups[0]["params"])
+    assert all(a is b for a, b in zip(groups, optimizer.param_groups[0]["params"]))
+    for one, other in zip(before, state(made)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other):
+            same = a[0] == b[0] and torch.equal(a[1], b[1]) and a[2] == b[2] if isinstance(a, tuple) else a == b
+            assert same
+
+
+def test_a_plant_that_raises_is_taken_back_too():
+    made = model(adapted=True)
+    before = state(made)
+
+    def fails():
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        plants.new_adapter(made, fails)
+    assert all(torch.equal(a[1], b[1]) for a, b in zip(before[0], state(made)[0]))
+
+
+def test_a_model_that_does_not_look_back_is_blind():
+    """Without attention no token depends on those before it: lost context and a lost mask cannot show."""
+    made = model()
+    with torch.no_grad():
+        for layer in made.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    report = drawn(made)
+    assert set(report.planted) == {"no causal mask", "predicted from the last token alone"}
+    judged = verdicts.judge(failures.get("F7"), [report.figures], report.planted)
+    assert judged.verdict == verdicts.NOT_CHECKED and "look the same" in judged.missing
+
+
+def test_equal_tokens_show_no_shift():
+    ids = torch.full_like(IDS, 3)
+    logits = model()(input_ids=ids).logits.detach().requires_grad_()
+    chosen = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+    (gradient,) = torch.autograd.grad(chosen.sum(), logits)
+    figures = read_scored_rows(gradient, ids).figures
+    controls = {"rows moved by one": plants.rows_moved(gradient, ids)}
+    assert verdicts.judge(failures.get("F3b"), [figures], controls).verdict == verdicts.NOT_CHECKED
+
+
+def test_what_an_update_is_called_is_the_registrys():
+    (found,) = failures.get("F9").mechanisms[0].found
+    healthy = figures.table()["elements_moved"].healthy
+    assert (found.value, healthy.value) == (updates.LOST, updates.WHOLE)
+    assert failures.get("F16").mechanisms[0].found[0].value == mismatch.LARGEST_MEAN
