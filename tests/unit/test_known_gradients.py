@@ -240,6 +240,12 @@ def test_a_name_is_that_which_explains_most_cases():
     assert names.settle({"a": ["x", "y"]}) == {"a": "x or y"}
 
 
+def test_names_of_as_many_cases_stand_in_the_order_of_the_cases():
+    once = [f"name {number}" for number in range(20)]  # a set of 20 comes in this order by no accident
+    found = [check.Result("", "", check.DIFFERS, name=name) for name in [*once, "often", "often"]]
+    assert check.LossReport("own", "", found).names() == ["often", *once]
+
+
 def test_micro_batches_and_ranks_are_handed_out_as_they_are_cut():
     case = BY_ID["cut/token-mean-2-ranks-of-2-micro"]
     parts = list(case.parts(case.batch.logps))

@@ -71,9 +71,9 @@ class LossReport:
         return sum(result.status == status for result in self.results)
 
     def names(self) -> list[str]:
-        """Return the names of the differences, the most frequent first."""
+        """Return the names of the differences, the most frequent first; of as many cases, in the cases' order."""
         found = [result.name for result in self.results if result.status == DIFFERS]
-        return sorted(set(found), key=lambda name: -found.count(name))
+        return sorted(dict.fromkeys(found), key=lambda name: -found.count(name))
 
     def text(self, everything: bool = False) -> str:
         """Return it as lines."""
