@@ -260,7 +260,6 @@ class WatchedScript:
         self.left_out = LeftOut()
         self.making = 0
         self.training = False
-        self.resume: Any = None
         self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
         self.skipped_line = 0
         self.real = spec["real_model"]
@@ -365,7 +364,6 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
-            resume=self.resume,
             explained=self.spec.get("explained", {}),
             own=self.files.own.holds,
         )

@@ -79,7 +79,7 @@ class Training:
         called: the places of the reward functions that the trainer has called in the cut training.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         real: whether the real weights were asked for.
-        resume: what `train()` was given as the checkpoint to go on from.
+        rates: the learning rate of each planned step; empty where it is not known.
         model_defaults: options of sampling that the first generation took from the model's generation config, by name:
             the value, and the one that it would have without.
         ended: whether completions of one length, as the model drew them, were ended by `judges.textbook`, so that the
@@ -108,7 +108,7 @@ class Training:
     called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     real: bool = False
-    resume: Any = None
+    rates: list[float] = dataclasses.field(default_factory=list)
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     explained: dict[str, Any] = dataclasses.field(default_factory=dict)
     own: Callable[[str], bool] = lambda file: False

@@ -12,9 +12,9 @@ import transformers
 import trl
 from packaging.version import Version
 
-from failurelab_preflight import repairs
+from failurelab_preflight import repairs, schedule
 from failurelab_preflight.answer import Verdict
-from failurelab_preflight.judges import plan
+from failurelab_preflight.judges.given import judge_dataset
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference
 from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter
@@ -309,54 +309,35 @@ def scheduled(steps):
 
 
 def test_planned_steps_are_those_of_the_trainer(tmp_path):
-    assert plan.planned_steps(planned(tmp_path, config={"max_steps": 7})) == 7
-    assert plan.planned_steps(planned(tmp_path, config={"num_train_epochs": 3})) == 96
-    assert plan.planned_steps(planned(tmp_path, config={"num_train_epochs": 3}, world_size=2)) == 48
+    assert schedule.planned_steps(planned(tmp_path, config={"max_steps": 7})) == 7
+    assert schedule.planned_steps(planned(tmp_path, config={"num_train_epochs": 3})) == 96
+    assert schedule.planned_steps(planned(tmp_path, config={"num_train_epochs": 3}, world_size=2)) == 48
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "words"),
+    ("config", "own", "highest", "dead", "steps"),
     [
-        ({}, {}, ""),
-        ({"learning_rate": 5e-7, "lr_scheduler_type": "cosine"}, {"adapted": True}, "adapters at a learning rate"),
-        ({"learning_rate": 1e-6, "max_steps": 20_000}, {"adapted": True}, ""),
-        ({"learning_rate": 5e-7}, {}, ""),
-        ({"learning_rate": 5e-5}, {"large": True}, "a whole model"),
-        ({"learning_rate": 5e-6}, {"large": True}, ""),
-        ({}, {"large": True, "own": torch.optim.AdamW}, "a whole model"),
-        ({}, {"large": True, "own": torch.optim.SGD}, ""),
-        ({"warmup_steps": 1000, "max_steps": 100}, {}, "never reached"),
-        ({"max_steps": 100}, {"schedule": 1}, "0 for 99 of about 100 planned steps, from step 2 on"),
-        ({"max_steps": 100}, {"schedule": 100}, ""),
-        ({"max_steps": 100, "optim": "adafactor", "learning_rate": 1e-6}, {"adapted": True}, ""),
-        ({"learning_rate": 0.0}, {}, "0 in all of about"),
-        ({"learning_rate": 0.0}, {"adapted": True}, "0 in all of about"),
+        ({"max_steps": 100}, 0, 1e-5, 0, 100),
+        ({"max_steps": 100}, 1, 1e-5, 99, 100),
+        ({"max_steps": 100, "warmup_steps": 1000}, 0, 9.9e-7, 1, 100),
+        ({"learning_rate": 0.0}, 0, 0.0, 96, 96),
     ],
 )
-def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, words, tmp_path):
-    """With the figure that it hangs on; a small model may have any rate, and what is usual is no suspicion."""
-    given = {}
-    if options.get("adapted"):
-        given["model"] = small.lora(small.qwen2())
-    if options.get("large"):
-        sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936}
-        given["loaded"] = types.SimpleNamespace(text_config=None, _name_or_path="x", **sizes)
-    if "own" in options:
-        given["keywords"] = {"optimizer_cls_and_kwargs": (options["own"], {"lr": 1e-3})}
-    if "schedule" in options:
-        given["keywords"] = {"optimizers": scheduled(options["schedule"])}
-    before = given.get("keywords", {}).get("optimizers")
-    answers = list(plan.judge_plan(planned(tmp_path, config=config, **given)))
-    assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * bool(words)
-    assert not words or (words in answers[0].evidence and answers[0].why and answers[0].repair)
-    assert before is None or before[1].last_epoch == 0  # the script's own schedule is where it was
+def test_rates_are_planned_by_the_schedule_s_own_values(config, own, highest, dead, steps, tmp_path):
+    """The cut run is over before they show, and the script's own schedule stays where it was."""
+    keywords = {"optimizers": scheduled(own)} if own else {}
+    given = planned(tmp_path, config=config, keywords=keywords)
+    assert not list(schedule.note_rates(given))
+    assert max(given.rates) == pytest.approx(highest) and len(given.rates) == steps
+    assert sum(not rate for rate in given.rates) == dead
+    assert not own or keywords["optimizers"][1].last_epoch == 0
 
 
 @pytest.mark.parametrize(("rows", "noted"), [(1, True), (64, True), (0, False)])
 def test_rows_that_all_have_one_prompt_are_noted(rows, noted, tmp_path):
     given = planned(tmp_path, rows=max(rows, 2))
     given.dataset = datasets.Dataset.from_dict({"prompt": ["1+1="] * rows or ["1+1=", "2+2="]})
-    assert not list(plan.judge_plan(given))
+    assert not list(judge_dataset(given))
     assert [note.partition(", ")[0] for note in given.notes] == [
         f"all {rows} rows that were read have one prompt"
     ] * noted
@@ -367,7 +348,7 @@ def test_a_dataset_without_a_length_needs_steps(tmp_path):
     for steps, count in ((-1, 1), (7, 0)):
         given = planned(tmp_path, config={"max_steps": steps})
         given.dataset = given.dataset.to_iterable_dataset()
-        found = [answer for answer in plan.judge_plan(given) if answer.failure == "given"]
+        found = [answer for answer in judge_dataset(given) if answer.failure == "given"]
         assert len(found) == count and all(answer.ends and answer.tried for answer in found)
 
 

@@ -52,7 +52,7 @@ MOVED_LATER = (
     # What an engine said of its tokens is kept on the CPU; ranks add up there.
     "ranks.Ranks recorder._tensor "
     # On the CPU for good: stand-ins of parameters, a made-up batch, toys and drawings.
-    "plan._copy plan.planned_rates toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
+    "schedule._copy schedule.planned_rates toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
     "rounding.number_line sequences.shares sequences.walks "
     # Of a mistake that is planted: it is never computed with, has no model, or follows what it is added to.
     "gradients.GradientWatch plants.no_graph plants.summed_ratios"

@@ -1,36 +1,26 @@
-"""F11: what does not fit: prompts that are cut, and completions of a real model that reach their limit.
+"""F11: prompts that do not fit. How long completions are, only the real model tells, in a whole run.
 
 A prompt that is too long loses its beginning (the system's message, the chat template's first mark) without a word.
-That depends on the data alone, so it is counted on the real dataset with the real tokenizer. A completion that is cut
-has no end and mostly no answer: its reward says nothing of the model. How long they are, only a real model tells.
+That depends on the data alone, so it is counted on the real dataset with the real tokenizer.
 
 Upstream: TRL #5697, PR #5759, #6263, #6369.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-
-from failurelab import rollouts
-from failurelab.handles import keep_random_state
 from failurelab_preflight.answer import Finding, Verdict
-from failurelab_preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
+from failurelab_preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted
 from failurelab_preflight.repairs import Arguments
 from failurelab_preflight.training import Training
 
 ROWS = 256
-PROMPTS, CLIPPED = 0.1, 0.95  # shares from which on it is told
-# A model of at most so many parameters is asked itself, with room from so many tokens on: a limit under that is meant
-# for an answer of a word. It is given four times the room, and 512 tokens at most; most of its completions are 3 of 4.
-SMALL, _ROOM, _MORE, _LONGEST, _MOSTLY = 20_000_000, 32, 4, 512, 0.75
-_ASKED, _TIMES = 4, 4  # prompts, and completions of each
+PROMPTS = 0.1  # share from which on it is told
 
 
 def judge_lengths(training: Training) -> Iterator[Finding]:
-    """Tell the share of prompts that are longer than the limits of the trainer, and of completions that are cut."""
+    """Tell the share of prompts that are longer than the limits of the trainer."""
     trainer = training.trainer
     if not generates(trainer):
         return
@@ -38,7 +28,7 @@ def judge_lengths(training: Training) -> Iterator[Finding]:
     if not rows:
         yield Finding.not_checked("F11", "the dataset has no column `prompt` that could be read")
         return
-    answers = [*_prompts(training, rows), *_pairs(training, rows), *_completions(training, rows)]
+    answers = [*_prompts(training, rows), *_pairs(training, rows), _completions(training)]
     if any(answer.verdict is Verdict.FOUND for answer in answers):
         answers = [answer for answer in answers if answer.verdict is Verdict.FOUND]
     yield from answers
@@ -103,78 +93,10 @@ def _pairs(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Findi
         yield Finding.held("F11", evidence, f"with a max_length of {new} it would be {len(rows)}", part="max_length")
 
 
-def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    own = (training.arguments.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
-    name = "max_completion_length" if "max_completion_length" in training.arguments else "max_new_tokens"
-    name = "max_new_tokens of generation_kwargs" if own else name
-    limit = own or training.arguments.get(name)
-    if not limit:
-        return
+def _completions(training: Training) -> Finding:
+    """Say what only a long run of the real model tells: which share of its completions reaches the limit."""
     ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
-    uncut = getattr(training.trainer.args, "max_completion_length", None) == limit
-    if training.small or training.ended or not uncut or not ratios:
-        unknown = "how long the real model's completions are: only the real model tells (--real-model)"
-        yield _drawn(training, rows, name, limit) or Finding.not_checked("F11", unknown)
-        return
-    share = sum(ratios) / len(ratios)
-    shortest = min((record.get("completions/min_length", limit) for record in training.log), default=limit)
-    if share == 1 and shortest < limit:
-        why = (
-            f"none of the completions has an end, and the shortest has {shortest:g} of {limit} tokens: it was not cut, "
-            "and its end is missing"
-        )
-        if getattr(training.trainer, "rollout_func", None):
-            why += (
-                " where rollout_func returns it. An engine that stops at a text, or at a limit of its own, draws none; "
-                "one that drew it has lost it in text that is encoded again (F18)"
-            )
-        yield Finding.not_checked("F11", why)
-        return
-    evidence = f"{share:.0%} of the completions reached max_completion_length {limit} without an end"
-    if share >= CLIPPED:
-        yield Finding(
-            "F11",
-            evidence,
-            "Set a larger max_completion_length, or ask for shorter answers.",
-            part="max_completion_length",
-        )
-    else:
-        yield Finding.held("F11", evidence, f"told from {CLIPPED:.0%} on")
-
-
-def _drawn(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:
-    """Return what a small model with its own weights says: none of its completions ends, and given more room most do.
-
-    None where that does not tell: a model that never ends may be untrained, or asked about what it was not taught.
-    """
-    model, tokenizer = training.trainer.model, tokenizer_of(training.trainer)
-    longer = min(_MORE * limit, _LONGEST)
-    if training.small or not _ROOM <= limit < longer or sum(each.numel() for each in model.parameters()) > SMALL:
-        return None
-    ends = {tokenizer.eos_token_id, *(getattr(training.trainer, "eos_token_ids", None) or ())}
-    temperature = training.arguments.get("temperature") or 1.0
-    lengths: list[float] = []
-    with keep_random_state(), torch.no_grad(), rollouts.safe_generation(model):
-        torch.manual_seed(0)
-        for ids in prompt_ids(training.trainer, [row["prompt"] for row in rows[:_ASKED]]):
-            prompt = torch.tensor([ids] * _TIMES, device=model.device)  # (completions, prompt)
-            texts = model.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=temperature,
-                max_new_tokens=longer, eos_token_id=sorted(ends), pad_token_id=min(ends),
-            )[:, len(ids) :].tolist()  # fmt: skip
-            lengths += [next((n for n, id in enumerate(text, 1) if id in ends), math.inf) for text in texts]
-    within, ended = (sum(length <= most for length in lengths) for most in (limit, longer))
-    said = f"of {len(lengths)} completions of this model {within} end within {name} {limit}"
-    if within >= _MOSTLY * len(lengths):
-        return Finding.held("F11", said, f"within 1 token {sum(length <= 1 for length in lengths)} would")
-    if within > (1 - CLIPPED) * len(lengths) or ended < _MOSTLY * len(lengths):
-        return None
-    needed = int(sorted(lengths)[math.ceil(_MOSTLY * len(lengths)) - 1]) + 1
-    return Finding(
-        "F11",
-        f"{said}, and {ended} within {longer}: it answers, and is cut before its end",
-        f"Set {name} to twice what most of them need, {2 * needed}.",
-        undo=Arguments({name: 2 * needed}) if name in training.arguments else None,
-        tried=f"{ended} of {len(lengths)} end within {longer}",
-        part="max_completion_length",
+    seen = f"; of the few here {sum(ratios) / len(ratios):.0%} did" if ratios and training.real else ""
+    return Finding.not_checked(
+        "F11", f"how many of the real model's completions reach their limit, its log tells (clipped_ratio){seen}"
     )

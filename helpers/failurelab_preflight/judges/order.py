@@ -7,19 +7,19 @@ from typing import Protocol
 from failurelab_preflight.answer import Finding
 from failurelab_preflight.judges.batch import judge_batch
 from failurelab_preflight.judges.four_bit_placement import judge_four_bit_placement
+from failurelab_preflight.judges.given import judge_dataset
 from failurelab_preflight.judges.gradients import GradientJudge
 from failurelab_preflight.judges.lengths import judge_lengths
 from failurelab_preflight.judges.logits import LogitsJudge
 from failurelab_preflight.judges.optimizer import judge_optimizer
-from failurelab_preflight.judges.plan import judge_plan
 from failurelab_preflight.judges.preferences import judge_preferences
 from failurelab_preflight.judges.reference import judge_reference
 from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter
-from failurelab_preflight.judges.resume import judge_resume
 from failurelab_preflight.judges.rewards import judge_rewards, leave_first_rewards
 from failurelab_preflight.judges.rollouts import RolloutJudge
 from failurelab_preflight.judges.tokens import judge_ends, judge_template
 from failurelab_preflight.judges.updates import judge_updates
+from failurelab_preflight.schedule import note_rates
 from failurelab_preflight.training import Training
 
 
@@ -36,13 +36,13 @@ class TrainingJudge(Protocol):
 Judge = Callable[[Training], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
-    judge_plan,
+    judge_dataset,
+    note_rates,
     judge_template,
     judge_ends,
     judge_reference,
     judge_updates,
     judge_replaced_adapter,
-    judge_resume,
 )
 # The first is the outermost: its hooks are called first.
 DURING: tuple[Callable[[Training], TrainingJudge], ...] = (

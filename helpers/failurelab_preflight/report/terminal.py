@@ -19,8 +19,6 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "release": ("missing name", "A name that the installed release does not have"),
     "given": ("wrong argument", "What the trainer is given is not what it takes"),
     "callback": ("callback", "A callback of the script's that raises, stops the training or undoes it"),
-    "resume": ("checkpoint", "A checkpoint that training cannot go on from"),
-    "rate": ("learning rate", "A learning rate that cannot teach, or teaches too much"),
     "first rewards": ("untrained model", "What the untrained model gets"),
 }
 # What each instrument looks at; what is in none of them is told as not looked at.
@@ -29,7 +27,7 @@ _INSTRUMENTS = {
     "reward table": ("F10", "F14"),
     "step": ("F3b", "F15", "F20", "F21"),
     "model": ("F1", "F2", "F3a", "F5", "F8", "F9", "F19", "F23"),
-    "libraries": ("F4", "F6", "release", "given", "callback", "resume", "rate"),
+    "libraries": ("F4", "F6", "release", "given", "callback"),
 }
 Say = Callable[..., str]
 

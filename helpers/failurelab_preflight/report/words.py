@@ -21,7 +21,7 @@ _CHINESE = {
     "what each reward function pays": "每个奖励函数给多少",
     # the settings, and the instruments
     "checkpointing": "检查点", "weights": "权重", "adapters": "适配器", "quantization": "量化", "temperature": "温度",
-    "one step": "一步", "reference": "参考模型", "engine": "生成引擎",
+    "learning rate": "学习率", "one step": "一步", "reference": "参考模型", "engine": "生成引擎",
     "draws and rows": "采样和数据", "reward table": "奖励表", "step": "一步梯度", "model": "模型",
     "libraries": "库自己的话",
     "found {}": "有 {}", "held {}": "没有 {}", "not checked {}": "未检查 {}", "does not apply {}": "不适用 {}",
@@ -53,14 +53,11 @@ _CHINESE = {
     "and {} more completions (--json has all)": "还有 {} 个 completion（--json 里有全部）",
     # names and titles that the registry has not
     "missing name": "没有的名字", "wrong argument": "参数不对", "callback": "回调",
-    "checkpoint": "检查点",
-    "learning rate": "学习率", "untrained model": "未训练的模型",
+    "untrained model": "未训练的模型",
     "A name that the installed release does not have": "安装的版本里没有的名字",
     "What the trainer is given is not what it takes": "传给 trainer 的东西不是它要的",
     "A callback of the script's that raises, stops the training or undoes it":
         "脚本自己的回调（callback）报错、让训练停下，或者抵消训练",
-    "A checkpoint that training cannot go on from": "无法从中继续训练的检查点（checkpoint）",
-    "A learning rate that cannot teach, or teaches too much": "学习率太小学不动，或者太大",
     "What the untrained model gets": "还没训练的模型得到多少奖励",
 }  # fmt: skip
 LANGUAGES: dict[str, dict[str, str]] = {"en": {}, "zh": _CHINESE}

@@ -65,7 +65,6 @@ def _train(run: Any, original: Callable[..., Any], trainer: Any, args: tuple, kw
     if run.training:
         return original(trainer, *args, **kwargs)  # a trainer's own train() that calls its parent's
     run.training = True
-    run.resume = kwargs.get("resume_from_checkpoint", args[0] if args else None)
     output = run.train(original, trainer)  # which ends the process, but for a training that a later one follows
     if not run.real:
         models.seem_trained(trainer.model, std=0.01)  # little: a small checkpoint's own completions stay what they are
