@@ -84,7 +84,7 @@ faults: setup
 planted: setup
 	@$(BIN)/python tools/planted.py $(addprefix --only ,$(ONLY))
 
-# Two hours of a core for all of it: PARTS="guards threads", ONLY=text, OPTIONS="--once" or "--write".
+# Two hours of a core for all of it: PARTS="guards labs", ONLY=text, OPTIONS="--once" or "--write".
 goldens: setup
 	@$(BIN)/python -m tools.goldens $(PARTS) $(addprefix --only ,$(ONLY)) $(OPTIONS)
 

@@ -20,7 +20,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import tempfile
@@ -67,21 +66,18 @@ class Case:
 
     Attributes:
         name: of the case.
-        half: `first`, `fresh`, `trl`, `course`, `labs`, `chains` or `threads`: who wrote it.
+        half: `first`, `trl`, `course` or `labs`: whose it is.
         script: its path in the corpus, `trl:` and the path in the stack's own trl, `examples:` and the name of an
             example in trl's repository, `notebook:` and the name of the notebook that begins with it, or `lab:` and a
             lab's number and script.
         stack: the era that it runs in.
-        expected: its failures, the worst first; empty for a healthy one. Of a chain, in the order in which they show.
+        expected: its failures, the worst first; empty for a healthy one.
         also: failures that may be found too, and need not.
         arguments: of the script.
         environment: variables of the command.
         launch: what stands before the script in the command.
         odd: why a healthy script looks broken.
         model: what a notebook's script finds in `model_path`.
-        thread: where somebody had this.
-        says: a regular expression: what the first accusation, or the whole answer where nothing is accused, must say to
-            end that thread.
     """
 
     name: str
@@ -95,8 +91,6 @@ class Case:
     launch: str = ""
     odd: str = ""
     model: str = "models/tiny-qwen2"
-    thread: str = ""
-    says: str = ""
 
 
 def read_corpus() -> list[Case]:
@@ -280,17 +274,14 @@ def grade(case: Case, result: dict) -> dict[str, Any]:
     known = {"F21"} if maskless else set()
     true = {*case.expected, *case.also, *known}
     accused = [*named, *suspected]
-    ends = bool(re.search(case.says, " ".join((result.get("first") or result.get("text", "")).split())))
     return {
         "outcome": _outcome(case, named, suspected, true, result["error"]),
-        "ran": bool(case.expected) or not result["error"] or bool(case.says and ends),
+        "ran": bool(case.expected) or not result["error"],
         "all": set(case.expected) <= set(accused),
         "first": not case.expected or accused[:1] == [case.expected[0]],
-        "in_order": [failure for failure in named if failure in case.expected] == list(case.expected),
         "named_wrong": sorted(set(named) - true),
         "accused_wrong": sorted(set(accused) - true),
         "patched_clean": result.get("patched_clean"),
-        **({"ends_the_thread": ends} if case.says else {}),
     }
 
 
@@ -317,7 +308,7 @@ def right(case: Case, result: dict) -> bool:
 
 
 def table_preflight(folder: pathlib.Path) -> str:
-    """What preflight said of the corpus: an outcome for each broken script, by part; the healthy ones; and chains."""
+    """What preflight said of the corpus: an outcome for each broken script, by part; and the healthy ones."""
     runs = frames.read_runs(folder, "preflight_corpus", "preflight: (?P<name>.+)")
     outcomes = ("named right", "suspected", "silent", "not judged")
     is_broken, body = runs["expected"] != "none", []
@@ -326,7 +317,6 @@ def table_preflight(folder: pathlib.Path) -> str:
         counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
         body.append([half, part["rules"].iloc[0], len(part), *counts, frames.count(part["first"])])
     accused = (~healthy["outcome"].isin(["silent", "not judged"])).sum()
-    chains = broken[broken["expected"].str.contains(",")]
     clean = runs["patched_clean"].dropna()
     return "\n".join(
         [
@@ -334,7 +324,6 @@ def table_preflight(folder: pathlib.Path) -> str:
             "",
             f"- Named wrong: {(broken['outcome'] == 'named wrong').sum()} of {len(broken)}.",
             f"- Healthy: {accused} of {len(healthy)} accused, {(healthy['outcome'] == 'not judged').sum()} not judged.",
-            f"- Several failures, all named in order: {frames.count(chains['in_order'])}.",
             f"- Patched by `--diff`, and nothing is found: {frames.count(clean) if len(clean) else 'NOT RUN'}.",
             f"- Seconds, all runs of a script, median: {frames.median(runs['seconds'], '.0f')}.",
         ]
@@ -385,7 +374,6 @@ def main() -> None:
             "expected": ", ".join(case.expected) or "none", "named": ", ".join(result["named"]) or "none",
             "suspected": ", ".join(result["suspected"]) or "none", "also_allowed": ", ".join(case.also), **grades,
             **{name: ", ".join(result[name]) for name in ("held", "not_checked") if name in result},
-            **({"thread": case.thread, "says": result["first"]} if case.thread else {}),
             "seconds": result["seconds"], "stack": case.stack, "half": case.half,
             "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
         }  # fmt: skip

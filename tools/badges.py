@@ -20,10 +20,7 @@ PLACEHOLDER = "ADDRESS-OF-THIS-REPOSITORY"
 ARCHIVE = "/archive/main.tar.gz"
 BADGES = re.compile(r"<!-- badges -->\n(.*?)<!-- end badges -->", re.DOTALL)
 # In pages: what readers copy.
-COPIED = [
-    re.compile(rf"(?<=git clone )\S+(?= grpo-failure-lab\b)|(?<=FAILURELAB_COURSE=)\S+(?={re.escape(ARCHIVE)})"),
-    re.compile(r"(?<=curl -LO )\S+(?=/raw/main/tools/rented\.py)"),
-]
+COPIED = re.compile(rf"(?<=git clone )\S+(?= grpo-failure-lab\b)|(?<=FAILURELAB_COURSE=)\S+(?={re.escape(ARCHIVE)})")
 # In a notebook's first cell, from a line to a line: how the course comes to where it is not installed.
 SHARED = re.compile(r"^except ImportError as error:\n.*?^    hosted\.prepare\(\)\n", re.MULTILINE | re.DOTALL)
 FETCH = """except ImportError as error:
@@ -115,9 +112,7 @@ def write_page(text: str, address: str, first: str) -> str:
     """Return a page's text with the address: its badges, which open the first notebook, and what readers copy."""
     line = make_badges(address, first)
     text = BADGES.sub(lambda _: f"<!-- badges -->\n{line + chr(10) if line else ''}<!-- end badges -->", text)
-    for pattern in COPIED:
-        text = pattern.sub(address or PLACEHOLDER, text)
-    return text
+    return COPIED.sub(address or PLACEHOLDER, text)
 
 
 def write_all(root: pathlib.Path) -> dict[pathlib.Path, str]:
@@ -130,9 +125,6 @@ def write_all(root: pathlib.Path) -> dict[pathlib.Path, str]:
         texts[each.path] = stored.write_text(notebook)
     for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         texts[page] = write_page(page.read_text(encoding="utf-8"), address, notebooks[0].name)
-    rented = root / "tools" / "rented.py"
-    source = f'COURSE = "{address + ARCHIVE if address else ""}"'
-    texts[rented] = re.sub(r"^COURSE = .*$", source, rented.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE)
     return texts
 
 

@@ -21,7 +21,6 @@ from failurelab_preflight.answer import Answer
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 CASES = {case.name: case for case in CORPUS.read_corpus()}
-ARCHIVED = ("first", "fresh", "hand", "threads")
 ONE_OF_EACH = [
     "frozen_022_default",  # F1
     "misaligned_and_temperature",  # F3b, F15
@@ -304,9 +303,9 @@ def test_every_case_of_the_corpus_can_be_run():
         there = (
             (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
             if kind == "notebook"
-            else kind in ("trl", "examples", "lab") or case.script.partition("/")[0] in ARCHIVED
+            else kind in ("trl", "examples", "lab") or case.script.startswith("first/")
         )
-        assert there and case.half in (*ARCHIVED, "trl", "course", "chains", "labs")
+        assert there and case.half in ("first", "trl", "course", "labs")
     told = tomllib.loads((CORPUS.CORPUS / "labs.toml").read_text())
     scripts = {each.removeprefix("lab_") for each in names}
     assert {each for table in told.values() for each in table if not each.isdigit()} <= scripts

@@ -19,7 +19,7 @@ ADDRESS = "https://github.com/someone/grpo-failure-lab"
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """The files that the address is written into, as they are here, without one."""
-    for name in ("README.md", "docs/hosted.md", "docs/gpu.md", "docs/zh/README.md", "tools/rented.py", "CITATION.cff",
+    for name in ("README.md", "docs/hosted.md", "docs/zh/README.md", "CITATION.cff",
                  "notebooks/00_start_here.ipynb", "notebooks/09_rounded_away.ipynb"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(eras.root() / name, tmp_path / name)
@@ -57,11 +57,10 @@ def test_an_address_is_written_everywhere_and_taken_back(root, capsys):
     address(root, f"'{ADDRESS}.git'")
     assert badges.main(["--check"]) == 1
     stale = capsys.readouterr().out
-    assert all(name in stale for name in ("README.md", "00_start", "09_", "hosted.md", "rented.py", "zh/README"))
+    assert all(name in stale for name in ("README.md", "00_start", "09_", "hosted.md", "zh/README"))
     assert badges.main([]) == 0 and badges.main(["--check"]) == 0
     after = texts(root)
     assert not any("ADDRESS-OF-THIS-REPOSITORY" in text for text in after.values())
-    assert f'COURSE = "{ADDRESS}/archive/main.tar.gz"' in after["tools/rented.py"]
     readme = after["README.md"]
     assert f"git clone {ADDRESS} grpo-failure-lab" in readme
     assert readme.count("main/notebooks/00_start_here.ipynb)") == 2

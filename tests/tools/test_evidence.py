@@ -19,9 +19,9 @@ from failurelab_course.notebook.pictures import losses
 ROOT = eras.root()
 recording, frames = load("recording"), load("frames")
 FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if path.stem != "steps")
-# Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
-# the notebooks recorded in their run on a card.
-OTHERS = {"class_server", "preflight_once", "notebooks"}
+# Written by something else than a benchmark of that name: a class on one server, and what the notebooks
+# recorded in their run on a card.
+OTHERS = {"class_server", "notebooks"}
 
 
 def make_record(case="GRPO learns sums", era="today", seed=0, **changes):
