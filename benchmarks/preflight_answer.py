@@ -21,7 +21,7 @@ from failurelab_course import eras
 from failurelab_course.experiments import observe
 
 SCRIPT, STACK = "first/lora_hub_name.py", "trl-0.14"
-LINES = 24
+LINES = 20
 
 
 def table_preflight_answer(folder: pathlib.Path) -> str:

@@ -39,9 +39,8 @@ def read_settings(training: Training) -> Iterator[Setting]:
     if rates := training.rates:
         dead = sum(not rate for rate in rates)
         asked = f"{given['learning_rate']:g}" if given.get("learning_rate") not in (None, max(rates)) else ""
-        yield Setting(
-            "learning rate", f"{max(rates):g} at most, 0 in {dead} of about {len(rates)} planned steps", asked
-        )
+        none = f"; it is 0 in {dead} of them" * bool(dead)
+        yield Setting("learning rate", f"{max(rates):g} at most in about {len(rates)} planned steps{none}", asked)
     drawn = getattr(getattr(trainer, "generation_config", None), "temperature", None)
     if drawn is not None:
         asked = given.get("temperature")
