@@ -12,8 +12,9 @@ import transformers
 import trl
 from packaging.version import Version
 
-from failurelab_preflight import repairs, schedule
+from failurelab_preflight import repairs
 from failurelab_preflight.answer import Verdict
+from failurelab_preflight.judges import schedule
 from failurelab_preflight.judges.given import judge_dataset
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference

@@ -4,6 +4,7 @@ An adapter is a module with `loss(case) -> (loss, gradient)`, and, where it has 
 gradient by logits), `advantages(case)`, `DECLARES` and `prepare(source) -> version`. See `docs/losses.md`.
 """
 
+import collections
 import dataclasses
 import importlib
 import importlib.util
@@ -71,9 +72,9 @@ class LossReport:
         return sum(result.status == status for result in self.results)
 
     def names(self) -> list[str]:
-        """Return the names of the differences, the most frequent first; of as many cases, in the cases' order."""
-        found = [result.name for result in self.results if result.status == DIFFERS]
-        return sorted(dict.fromkeys(found), key=lambda name: -found.count(name))
+        """Return the names of the differences, the most frequent first."""
+        found = collections.Counter(result.name for result in self.results if result.status == DIFFERS)
+        return [name for name, _ in found.most_common()]
 
     def text(self, everything: bool = False) -> str:
         """Return it as lines."""

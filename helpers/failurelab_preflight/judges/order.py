@@ -17,9 +17,9 @@ from failurelab_preflight.judges.reference import judge_reference
 from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab_preflight.judges.rewards import judge_rewards, leave_first_rewards
 from failurelab_preflight.judges.rollouts import RolloutJudge
+from failurelab_preflight.judges.schedule import note_rates
 from failurelab_preflight.judges.tokens import judge_ends, judge_template
 from failurelab_preflight.judges.updates import judge_updates
-from failurelab_preflight.schedule import note_rates
 from failurelab_preflight.training import Training
 
 
