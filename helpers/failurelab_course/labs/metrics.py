@@ -26,10 +26,13 @@ NODE = (
 )  # fmt: skip
 _LOGITS = ("rows_made", "rows_needed", "positions_off")
 _LOG_PROBS = ("log_prob_error", "gradient_error", "scores_from")
-_POLICIES = ("temperature_off", "policy_gap_first", "policy_gap", "foreign_tokens")
+_POLICIES = ("temperature_off", "other_sampling", "policy_gap_first", "policy_gap", "foreign_tokens")
 _WEIGHTS = ("effective_share", "effective_short", "weight_error", "weights_follow")
-_STEP = ("step_cosine_first", "step_cosine", "step_size", "step_found", "beta", "other_texts")
-_RANKS = ("ranks_cosine", "ranks_size", "ranks_found")
+_STEP = (
+    "step_cosine_first", "step_cosine", "step_size", "step_found", "beta", "other_texts", "other_options",
+    "tokens_dropped",
+)  # fmt: skip
+_RANKS = ("ranks_cosine", "ranks_size", "ranks_found", "other_options")
 _BY_KIND = {
     "trainer": _COMMON + _TRAINING + _ROLLOUTS + _LOG,
     "loop": _COMMON + _TRAINING + _ROLLOUTS,
@@ -51,7 +54,8 @@ EARLY = {
     "tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed",
     "frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap",
     "loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first",
-    "foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "step_found", "clipped", "beta", "other_texts",
+    "foreign_tokens", "other_sampling", "step_cosine_first", "step_cosine", "step_size", "step_found", "clipped",
+    "beta", "other_texts", "tokens_dropped",
     *_RANKS,
     *PLACEMENT,  # loaded, not trained
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """The kind `policies`: a trainer whose rollouts may come from another policy than the one that is trained.
 
 As the kind `trainer`. In addition every generation in the process is watched, whichever model it is of: at which
-temperature it draws, and which ids. The log-probabilities that came with the rollouts are compared with the policy's
-own, and the temperature of the scores is read from the gradient of the logits.
+temperature it draws, what else bends its draws, and which ids. The log-probabilities that came with the rollouts are
+compared with the policy's own, and the temperature of the scores is read from the gradient of the logits.
 """
 
 import types
@@ -22,6 +22,9 @@ from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 from failurelab_course.labs.checker.kinds.trainer import Score, score
 
+# Options of sampling that scores know nothing of, and what they are where they do nothing.
+PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+
 
 def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
@@ -32,6 +35,7 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 def _watched(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics, drawn, scores = run.metrics, set(), []
     metrics |= {"temperature_off": None, "policy_gap_first": None, "policy_gap": None, "foreign_tokens": 0}
+    metrics["other_sampling"] = ""
     temperatures: list[float] = []
     gaps: list[float] = []
     generate = transformers.GenerationMixin.generate
@@ -40,6 +44,11 @@ def _watched(trainer: Any, run: CheckRun) -> Iterator[None]:
         out = generate(model, *args, **kwargs)
         config = kwargs.get("generation_config") or model.generation_config
         temperatures.append(float(kwargs.get("temperature") or config.temperature or 1.0))
+        bent = {name: kwargs.get(name, getattr(config, name, None)) for name in PLAIN}
+        off = {name: value for name, value in bent.items() if value not in (None, PLAIN[name])}
+        if not 0 < off.get("top_k", 0) < model.config.vocab_size:
+            off.pop("top_k", None)
+        metrics["other_sampling"] = ", ".join(f"{name}={value}" for name, value in off.items())
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         end = run.tokenizer.eos_token_id
         for row in getattr(out, "sequences", out)[:, ids.shape[1] :].tolist():

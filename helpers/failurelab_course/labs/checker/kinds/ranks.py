@@ -2,7 +2,7 @@
 
 As the kind `trainer`, in a launch such as `torchrun --nproc_per_node 2 train.py` makes. The check itself is rank 0, and
 figures are rank 0's. Rank 1 is forked: it imports the script anew, builds its trainer and trains beside rank 0. In
-addition two steps of both are compared with GRPO's definition, as the kind `step` does it.
+addition three steps of both are compared with GRPO's definition, as the kind `step` does it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from failurelab import textbook
 from failurelab._meeting import free_port
 from failurelab_course.labs.checker.base import CheckRun, import_script
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
-from failurelab_course.labs.checker.kinds.step import NOTHING, STEPS
+from failurelab_course.labs.checker.kinds.step import NOTHING, other_options, steps_of
 
 
 def measure(script: types.ModuleType, run: CheckRun) -> None:
@@ -33,7 +33,8 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
     metrics |= {"ranks_cosine": None, "ranks_size": None, "ranks_found": None}
-    with textbook.compare(trainer, STEPS, with_suspects=False) as comparison:
+    metrics["other_options"] = other_options(trainer.args)
+    with textbook.compare(trainer, steps_of(trainer), with_suspects=False) as comparison:
         try:
             yield
         finally:
@@ -71,5 +72,5 @@ def _train(script: types.ModuleType, run: CheckRun) -> None:
     trainer = trainer_kind.build_trainer(script, run)
     if run.stop_after:
         trainer.add_callback(trainer_kind.Stop(run.stop_after))
-    with textbook.compare(trainer, STEPS, with_suspects=False):
+    with textbook.compare(trainer, steps_of(trainer), with_suspects=False):
         trainer.train()

@@ -1,8 +1,9 @@
 """The kind `weights`: a script's own `importance_weights(policy_logps, engine_logps, mask)`.
 
 It is given log-probabilities as they are measured: of the small model in float32 and of a copy in bfloat16 that drew
-the tokens, of short and long completions; of two that agree; and of two that differ by the same in each token, of few
-and of many tokens: a small difference counts too, and none counts for more because a completion is longer.
+the tokens, of short and long completions; of two that agree; and of two that differ by another amount in each row, in
+its later tokens alone, of few and of many tokens: a small difference counts too, each row's is its own, and none counts
+for more because a completion is longer.
 """
 
 import copy
@@ -14,7 +15,8 @@ from failurelab import mismatch
 from failurelab_course.labs.checker.base import CheckRun, Refused
 
 SHORT, LONG, COUNT = 16, 448, 64
-GAPS, LENGTHS = (0.05, 0.3), (8, 64)  # nats a token; tokens
+GAPS, LENGTHS = (0.05, 0.3), (8, 64)  # nats a token, on average; tokens
+SHARES = (1.0, -1.0, 0.5, 0.0)  # of a gap, that the rows of a batch have
 
 
 def measure(script: types.ModuleType, run: CheckRun) -> None:
@@ -41,8 +43,13 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
     slopes = []
     for gap in GAPS:
         for length in LENGTHS:
-            policy = long[0].new_full((4, length), gap)
-            slopes.append(float(weights(policy, torch.zeros_like(policy)).log().mean()) / gap)
+            policy = long[0].new_zeros(len(SHARES), length)
+            policy[:, length // 2 :] = 2 * gap * policy.new_tensor(SHARES)[:, None]
+            said = weights(policy, torch.zeros_like(policy)).log().mean(1)  # (rows,)
+            slopes += [
+                float(each) / (gap * share) if share else 1 - abs(float(each)) / gap
+                for each, share in zip(said, SHARES)
+            ]
     run.metrics |= {
         "effective_share": effective(long),
         "effective_short": effective(_drawn(run, SHORT)),
