@@ -105,7 +105,7 @@ def test_completions_that_go_on_after_their_end_are_seen(tiny):
     sequences = torch.cat([prompt.expand(4, -1), torch.tensor(written)], dim=1)
     model = types.SimpleNamespace(generate=lambda input_ids: sequences)
     scores = []
-    with trainer.scored_rollouts(model, tokenizer, scores, lambda: 0):
+    with trainer.scored_rollouts(model, tokenizer, scores, lambda: 0, lambda ids: None):
         model.generate(prompt)
     assert [goes_on for *_, goes_on in scores] == [False, True, False, False]
     assert [right for _, _, right, _ in scores] == [1.0, 0.0, 1.0, 0.0]

@@ -5,9 +5,10 @@ A figure is None when the run ended before it could be measured, and then nothin
 
 _COMMON = ("error", "error_stage", "answer", "answer_claims", "answer_wrong")
 _TRAINING = (
-    "checkpointing", "steps_done", "learning_rate", "momentum", "tensors_total", "tensors_trainable", "tensors_frozen",
-    "tensors_without_gradient", "tensors_zero_gradient", "tensors_changed", "embeddings_changed", "elements_changed",
-    "weights_bits", "frozen_changed", "warnings", "accuracy_before", "accuracy_after", "accuracy_gain", "finite",
+    "checkpointing", "steps_done", "learning_rate", "momentum", "rows_foreign", "rows_at_once", "tensors_total",
+    "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_zero_gradient", "tensors_changed",
+    "embeddings_changed", "elements_changed", "weights_bits", "frozen_changed", "warnings", "accuracy_before",
+    "accuracy_after", "accuracy_gain", "finite",
 )  # fmt: skip
 _ROLLOUTS = ("rollouts", "reward_first", "reward_last", "accuracy_there", "overrun_first", "rollout_gap")
 _LOG = ("loss_first", "loss_last", "clipped")
@@ -26,7 +27,7 @@ NODE = (
 )  # fmt: skip
 _LOGITS = ("rows_made", "rows_needed", "positions_off")
 _LOG_PROBS = ("log_prob_error", "gradient_error", "scores_from")
-_POLICIES = ("temperature_off", "other_sampling", "policy_gap_first", "policy_gap", "foreign_tokens")
+_POLICIES = ("temperature_off", "other_sampling", "drawn_by_policy", "policy_gap_first", "policy_gap", "foreign_tokens")
 _WEIGHTS = ("effective_share", "effective_short", "weight_error", "weights_follow")
 _STEP = (
     "step_cosine_first", "step_cosine", "step_size", "step_found", "beta", "other_texts", "other_options",

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from failurelab import handles
+from failurelab._unwrap import unwrap
 from failurelab.logits import completion_logps
 from failurelab.measure.scores import scoring_temperature
 from failurelab_course.experiments import models
@@ -35,13 +36,15 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 def _watched(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics, drawn, scores = run.metrics, set(), []
     metrics |= {"temperature_off": None, "policy_gap_first": None, "policy_gap": None, "foreign_tokens": 0}
-    metrics["other_sampling"] = ""
+    metrics |= {"other_sampling": "", "drawn_by_policy": 0}
+    policy = unwrap(trainer.model)
     temperatures: list[float] = []
     gaps: list[float] = []
     generate = transformers.GenerationMixin.generate
 
     def noted(model: Any, *args: Any, **kwargs: Any) -> Any:
         out = generate(model, *args, **kwargs)
+        metrics["drawn_by_policy"] += model is policy
         config = kwargs.get("generation_config") or model.generation_config
         temperatures.append(float(kwargs.get("temperature") or config.temperature or 1.0))
         bent = {name: kwargs.get(name, getattr(config, name, None)) for name in PLAIN}

@@ -47,7 +47,8 @@ def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
     metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "step_found": None}
     metrics["other_texts"] = None
-    metrics["beta"], metrics["other_options"] = trainer.args.beta, other_options(trainer.args)
+    metrics["other_options"] = other_options(trainer.args)
+    metrics["beta"] = getattr(trainer, "beta", trainer.args.beta)
     with _counted(trainer, run), textbook.compare(trainer, steps_of(trainer), with_suspects=False) as comparison:
         try:
             yield

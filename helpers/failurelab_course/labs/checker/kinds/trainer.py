@@ -5,6 +5,7 @@ Measured are the gradients between the backward pass and the optimizer step, the
 of the model.
 """
 
+import collections
 import contextlib
 import re
 import types
@@ -90,30 +91,32 @@ class Kept:
 
     A flag says what was asked for. What checkpointing does is to compute a layer again when the backward pass comes to
     it, so the linear maps of each layer are listened to, whoever calls them: a layer was computed again if at least
-    half of them ran inside autograd's backward pass. A layer that gets no gradient keeps nothing either.
+    half of them ran inside autograd's backward pass, on at least half of the tokens that the model was trained on. A
+    layer that gets no gradient keeps nothing either.
     """
 
     def __init__(self, model: torch.nn.Module):
-        self._again: set[torch.nn.Module] = set()
+        self._again, self.trained = collections.Counter[torch.nn.Module](), 0
         layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
         self._maps = {
             layer: [part for part in layer.modules() if isinstance(part, torch.nn.Linear)] for layer in layers
         }
         self._handles = [part.register_forward_pre_hook(self._note) for parts in self._maps.values() for part in parts]
 
-    def _note(self, part: torch.nn.Module, _: Any) -> None:
+    def _note(self, part: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if torch._C._current_graph_task_id() != -1:
-            self._again.add(part)
+            self._again[part] += args[0].shape[:-1].numel()
 
     def count(self) -> int:
         """Return how many layers kept activations since the last call; gradients must be there."""
         kept = [
             layer
             for layer, parts in self._maps.items()
-            if 2 * len(self._again.intersection(parts)) < len(parts)
+            if 2 * sum(self._again[part] > self.trained // 2 for part in parts) < len(parts)
             and any(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
         ]
         self._again.clear()
+        self.trained = 0
         return len(kept)
 
     def remove(self) -> None:
@@ -164,14 +167,24 @@ def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -
     metrics = run.metrics
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     held: set[int] = set()  # parameters of an optimizer that has made a step; until then all may be trained
-    kept, scores = Kept(model), []
+    kept, scores, drawn = Kept(model), [], set[tuple[int, ...]]()
     metrics |= {"tensors_total": len(before), "steps_done": 0, "learning_rate": 0.0, "momentum": None}
+    metrics |= {"rows_foreign": 0, "rows_at_once": 0}
+    ends = {run.tokenizer.pad_token_id, run.tokenizer.eos_token_id}
 
     def trained() -> dict[str, torch.nn.Parameter]:
         parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
         now = {name: one for name, one in parameters.items() if not held or id(one) in held}
         metrics["tensors_trainable"], metrics["tensors_frozen"] = len(now), len(before) - len(now)
         return now
+
+    def trained_on(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids is None or not getattr(getattr(output, "logits", None), "requires_grad", False):
+            return
+        kept.trained += ids.numel()
+        metrics["rows_at_once"] = max(metrics["rows_at_once"], len(ids))
+        metrics["rows_foreign"] += sum(_bare(row, ends) not in drawn for row in ids.tolist())
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         own = {id(parameter) for parameter in model.parameters()}
@@ -182,7 +195,9 @@ def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -
         gradients = [parameter.grad for parameter in trained().values()]
         metrics["steps_done"] += 1
         metrics["learning_rate"] = max(metrics["learning_rate"], *(float(group["lr"]) for group in groups))
-        metrics["momentum"] = min(float(group.get("momentum", 0.0)) for group in groups)
+        metrics["momentum"] = min(
+            0.0 if group.get("dampening") else float(group.get("momentum", 0.0)) for group in groups
+        )
         metrics["checkpointing"] = not kept.count() and metrics["checkpointing"] is not False
         without = sum(gradient is None for gradient in gradients)
         metrics["tensors_without_gradient"] = max(without, metrics["tensors_without_gradient"] or 0)
@@ -190,11 +205,17 @@ def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -
 
     trained()
     hook = register_optimizer_step_pre_hook(before_step)
+    passes = model.register_forward_hook(trained_on, with_kwargs=True)
+
+    def note(ids: torch.Tensor) -> None:
+        drawn.update(_bare(row, ends) for row in ids.tolist())
+
     try:
-        with scored_rollouts(model, run.tokenizer, scores, lambda: metrics["steps_done"]):
+        with scored_rollouts(model, run.tokenizer, scores, lambda: metrics["steps_done"], note):
             yield
     finally:
-        hook.remove()
+        for handle in (hook, passes):
+            handle.remove()
         kept.remove()
         run.must_be_there("the trained model", model.parameters())
         now, trainable = dict(model.named_parameters()), trained()
@@ -213,15 +234,23 @@ def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -
         score(scores, run, planned())
 
 
+def _bare(row: list[int], ends: set[int]) -> tuple[int, ...]:
+    """Return the ids of a row without the padding and ends around them."""
+    places = [place for place, id in enumerate(row) if id not in ends]
+    return tuple(row[places[0] : places[-1] + 1]) if places else ()
+
+
 def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
     return not torch.equal(before.cpu(), now.detach().cpu())  # a script may have moved it
 
 
-def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int]) -> handles.Handle:
+def scored_rollouts(
+    model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int], note: Callable[[torch.Tensor], None]
+) -> handles.Handle:
     """Score every completion that the model generates, until the handle is removed.
 
     It stands on `generate` of the model itself, below any trainer, so that it sees what is trained on. `scores` is
-    filled with a score for each completion; `step` returns how many optimizer steps were done.
+    filled with a score for each completion; `step` returns how many optimizer steps were done; `note` gets the ids.
     """
     answers = dict(models.sums())
 
@@ -229,6 +258,7 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         out = method(*args, **kwargs)
         ids = kwargs.get("input_ids", args[0] if args else None)
         sequences = getattr(out, "sequences", out)
+        note(sequences)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
         ends = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).cumsum(1)
