@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -46,6 +47,13 @@ def pytest_collection_modifyitems(items):
     folder = pathlib.Path(__file__).parent
     place = {folder / name.replace("/", "/test_"): number for number, name in enumerate(LONG.split())}
     items.sort(key=lambda item: place.get(item.path.with_suffix(""), -1))
+
+
+@pytest.fixture(autouse=True)
+def same_environment():
+    """What a test's script sets in its environment, the next test does not have: scripts choose a GPU so."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 # A stack that is not there is no failure of what is tested in it, and no pass.
