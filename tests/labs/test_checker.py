@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import pytest
+from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
 from failurelab_course.labs import verify as labs
@@ -34,6 +35,18 @@ HIDDEN = """class Trainer(GRPOTrainer):
         model.gradient_checkpointing_enable()
         return loss
 """
+SHOWN = """class Trainer(GRPOTrainer):
+    def compute_loss(self, model, *args, **kwargs):
+        loss = super().compute_loss(model, *args, **kwargs)
+        loss.register_hook(lambda _: model(input_ids=torch.ones(1, 2, dtype=torch.long)) and None)
+        return loss
+"""
+BY_HEART = """class Trainer(GRPOTrainer):
+    def compute_loss(self, model, *args, **kwargs):
+        loss = super().compute_loss(model, *args, **kwargs)
+        ids = self.processing_class(["3+4=7"], return_tensors="pt")["input_ids"]
+        return 0 * loss + model(input_ids=ids, labels=ids).loss
+"""
 FEWER = "processing_class=tokenizer, optimizers=(torch.optim.AdamW(model.model.norm.parameters()), None))"
 ANSWER = "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}"
 EMBEDDINGS = "get_input_embeddings().requires_grad_(False)"
@@ -54,6 +67,18 @@ CHEATS = {
     "switches_checkpointing_off_for_the_pass": (
         "layers keep their activations for the backward pass",
         before("def build_trainer(", HIDDEN + "\n"),
+        ("trainer = GRPOTrainer(", "trainer = Trainer("),
+    ),
+    "computes_layers_again_for_show": (
+        "layers keep their activations for the backward pass",
+        before("def build_trainer(", SHOWN + "\n"),
+        ("trainer = GRPOTrainer(", "trainer = Trainer("),
+        ("gradient_checkpointing=True", "gradient_checkpointing=False"),
+    ),
+    "learns_an_answer_by_heart": (
+        "rows were trained on that the model did not draw",
+        REPAIR,
+        before("def build_trainer(", BY_HEART + "\n"),
         ("trainer = GRPOTrainer(", "trainer = Trainer("),
     ),
     "leaves_tensors_out_of_the_optimizer": ("tensors are frozen", REPAIR, ("processing_class=tokenizer)", FEWER)),
@@ -118,6 +143,31 @@ def test_a_cheat_does_not_pass(cheats, name):
     row = cheats[name]
     assert row.result == "FAIL", row.reason
     assert CHEATS[name][0] in row.reason
+
+
+# Of a stranger's shortcuts, one for each look that refuses some: what the checker must say.
+SHORTCUTS = {
+    "24_c": "completions are drawn with top_k=2",
+    "26_b": "does not follow its own ratio",
+    "27_d": "the engine is to draw",
+    "38_d": "128 completions are in one forward pass",
+    "41_a": "options of the algorithm are",
+    "46_c": "of the tokens that were drawn are left out",
+    "46_d": "rendered otherwise",
+}
+
+
+@pytest.fixture(scope="session")
+def shortcuts(tmp_path_factory):
+    archive = load("lab_shortcuts").ARCHIVE
+    return load("archives").unpack(archive, tmp_path_factory.mktemp("shortcuts"))
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_a_shortcut_is_refused(shortcuts, name):
+    (lab,) = labs.find([name.partition("_")[0]])
+    (row,) = labs.check_all(lab, [shortcuts / f"{name}.py"])
+    assert row.result == "FAIL" and SHORTCUTS[name] in row.reason
 
 
 def test_rollouts_are_scored_by_the_checker(cheats):
