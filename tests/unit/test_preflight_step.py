@@ -161,6 +161,33 @@ def test_batches_that_a_release_adds_are_its_own(
     assert found["F15"].verdict is Verdict.SUSPECTED and (found[failure].undo is not None) == (failure == "F20")
 
 
+@pytest.mark.parametrize("way", ["config", "processor"])
+def test_a_temperature_that_the_arguments_do_not_tell(way, model, tokenizer, tmp_path):
+    """A generate of the script's own drew at 0.5, scores were at 1, and F15 was HELD."""
+    made = trainer(model, tokenizer, tmp_path, temperature=1.0)
+    plain = made.model.generate
+
+    def cooler(*args, generation_config=None, **kwargs):
+        config, processors = copy.deepcopy(generation_config), transformers.LogitsProcessorList()
+        if way == "config":
+            config.temperature = 0.5
+        else:
+            processors.append(lambda ids, scores: scores / 0.5)
+        return plain(*args, generation_config=config, logits_processor=processors, **kwargs)
+
+    made.model.generate = cooler
+    assert judge(made)["F15"].verdict is Verdict.FOUND
+
+
+@pytest.mark.skipif(before("0.16"), reason="this release scores at another temperature")
+def test_a_temperature_that_was_not_seen_is_not_held(model, tokenizer, tmp_path):
+    """One token is left to draw, whatever it is divided by."""
+    made = trainer(model, tokenizer, tmp_path, temperature=1.0)
+    made.generation_config.top_k = 1
+    answers = judge(made)
+    assert answers["F15"].verdict is Verdict.NOT_CHECKED and answers["F21"].verdict is Verdict.HELD
+
+
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
     """A small random model draws no end: masks and truncation would not show."""
     if not has("mask_truncated_completions"):

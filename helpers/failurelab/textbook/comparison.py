@@ -73,6 +73,7 @@ class Comparison:
         line: which one of that kind it is, such as `without temperature`; "" where there is one.
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
+        temperature: that the tokens were drawn at; None where that was not seen.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
@@ -92,6 +93,7 @@ class Comparison:
     line: str = ""
     reading: str = ""
     not_shown: tuple[str, ...] = ()
+    temperature: float | None = None
     texts: str = ""
     clipped: float = 0.0
     kl: float = 0.0
@@ -220,7 +222,8 @@ def compare_step(
         names, lines = zip(*wrong)
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
         report = dataclasses.replace(report, verdict="FOUND", named=names[0], reason=reason)
-    return dataclasses.replace(report, step=trainer.state.global_step + 1, texts=evidence.texts)
+    seen = {"temperature": evidence.temperature, "texts": evidence.texts}
+    return dataclasses.replace(report, step=trainer.state.global_step + 1, **seen)
 
 
 def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> str:

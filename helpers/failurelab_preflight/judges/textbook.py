@@ -477,7 +477,9 @@ class StepJudge(TrainerCallback):
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
         for failure, name in _PLANTED.items():
-            if report.sees(name) and not _uses_liger(self.training):
+            if failure == "F15" and report.temperature is None:
+                yield Finding.not_checked("F15", f"{evidence}; at which temperature tokens are drawn was not seen")
+            elif report.sees(name) and not _uses_liger(self.training):
                 yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
 
     def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:
