@@ -22,7 +22,7 @@ from failurelab_preflight.answer import Verdict
 from failurelab_preflight.judges import textbook as textbook_judge
 from failurelab_preflight.judges.textbook import SHORT_ENDS, StepJudge
 from failurelab_preflight.stage import cuts
-from failurelab_preflight.stage.rewards import substitute_rewards
+from failurelab_preflight.stage.rewards import differing_rewards, substitute_rewards
 from failurelab_preflight.training import Training
 
 
@@ -188,6 +188,62 @@ def test_a_temperature_that_was_not_seen_is_not_held(model, tokenizer, tmp_path)
     assert answers["F15"].verdict is Verdict.NOT_CHECKED and answers["F21"].verdict is Verdict.HELD
 
 
+def without(names):
+    """Return a trainer whose loss does not know some of its own attributes."""
+
+    class Without(trl.GRPOTrainer):
+        def compute_loss(self, *args, **kwargs):
+            kept = {name: getattr(self, name) for name in names}
+            vars(self).update(names)
+            try:
+                return super().compute_loss(*args, **kwargs)
+            finally:
+                vars(self).update(kept)
+
+    return Without
+
+
+@pytest.mark.skipif(before("0.22"), reason="completions are made and used otherwise in this release")
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"beta": 0.001}, {"beta": 0.0}),
+        ({"beta": 0.0, "num_iterations": 2}, {"epsilon_low": 1e6, "epsilon_high": 1e6}),
+    ],
+    ids=["penalty", "bounds"],
+)
+def test_what_a_small_rate_does_not_show_is_asked_for(asked, names, model, tokenizer, tmp_path):
+    """The policy was still its reference, or every ratio about 1, and a loss without either was HELD."""
+    options = asked | {"max_steps": 3, "learning_rate": 1e-6, "steps_per_generation": 1}
+    options |= {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+    for kind, verdict in ((trl.GRPOTrainer, Verdict.HELD), (without(names), Verdict.FOUND)):
+        made = trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind, **options)
+        training = Training(made, {})
+        step = StepJudge(training)
+        with differing_rewards(training), step.listening():
+            made.train()
+        (answer,) = [each for each in step.answers() if each.failure == "F21"]
+        assert answer.verdict is verdict, answer
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stream", "verdict"),
+    [((4,), False, Verdict.HELD), ((4,), True, Verdict.NOT_CHECKED), ((4, 5), False, Verdict.NOT_CHECKED)],
+    ids=["of one length", "of a stream", "of several"],
+)
+def test_padding_that_may_come_is_not_held(sizes, stream, verdict, model, tokenizer, tmp_path):
+    """What is trained on has one length: what the whole dataset has is asked, where it can be."""
+    made = trainer(model, tokenizer, tmp_path, lengths=sizes)
+    whole = made.train_dataset
+    made.train_dataset = whole.filter(lambda row: len(row["prompt"]) == 4)
+    whole = whole.to_iterable_dataset() if stream else whole
+    step = StepJudge(Training(made, {}, dataset=whole))
+    with step.listening():
+        made.train()
+    (answer,) = [each for each in step.answers() if each.failure == "F21"]
+    assert answer.verdict is verdict and (verdict is Verdict.HELD) == ("no prompt is padded" in answer.evidence), answer
+
+
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
     """A small random model draws no end: masks and truncation would not show."""
     if not has("mask_truncated_completions"):
@@ -347,7 +403,7 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last
         made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
     answer = judge(made)["F21"]
     assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
-    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence.lower()
+    assert ("step 1 and 2" if sign > 0 else "step 2") in answer.evidence.lower()
     assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
