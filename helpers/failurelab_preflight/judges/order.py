@@ -1,4 +1,4 @@
-"""The judges in the order in which they are asked: before the script trains, while it does, and after its few steps."""
+"""The judges in their order: before the script trains, as that begins, while it does, and after its few steps."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -39,10 +39,12 @@ BEFORE: tuple[Judge, ...] = (
     judge_plan,
     judge_template,
     judge_ends,
+    judge_resume,
+)
+BEGINNING: tuple[Judge, ...] = (  # behind what the script's callbacks make of the models as training begins
     judge_reference,
     judge_updates,
     judge_replaced_adapter,
-    judge_resume,
 )
 # The first is the outermost: its hooks are called first.
 DURING: tuple[Callable[[Training], TrainingJudge], ...] = (
