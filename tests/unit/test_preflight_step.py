@@ -1,5 +1,6 @@
 """Preflight's judge of the gradient: a step beside the textbook, its controls, and what is cut for it."""
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -26,10 +27,11 @@ from failurelab_preflight.stage.rewards import differing_rewards, substitute_rew
 from failurelab_preflight.training import Training
 
 
-def judge(made, small=True, missing=False, **asked):
-    """Train under the judge; return its answers by failure."""
-    step = StepJudge(Training(made, asked, small=small), lambda: missing)
-    with step.listening():
+def judge(made, small=True, missing=False, differing=False, **asked):
+    """Train under the judge, with rewards that differ if so asked; return its answers by failure."""
+    training = Training(made, asked, small=small)
+    step = StepJudge(training, lambda: missing)
+    with differing_rewards(training) if differing else contextlib.nullcontext(), step.listening():
         made.train()
     return {answer.failure: answer for answer in step.answers()}
 
@@ -60,7 +62,7 @@ def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokeniz
     options |= {"loss_type": "grpo"} if has("loss_type") else {}
     training = Training(trainer(model, tokenizer, tmp_path, **options), {}, small=True)
     step = StepJudge(training)
-    with step.listening():
+    with differing_rewards(training), step.listening():
         training.trainer.train()
     answers = {answer.failure: answer.verdict for answer in step.answers()}
     assert answers["F21"] is Verdict.HELD
@@ -218,11 +220,7 @@ def test_what_a_small_rate_does_not_show_is_asked_for(asked, names, model, token
     options |= {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
     for kind, verdict in ((trl.GRPOTrainer, Verdict.HELD), (without(names), Verdict.FOUND)):
         made = trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind, **options)
-        training = Training(made, {})
-        step = StepJudge(training)
-        with differing_rewards(training), step.listening():
-            made.train()
-        (answer,) = [each for each in step.answers() if each.failure == "F21"]
+        answer = judge(made, differing=True)["F21"]
         assert answer.verdict is verdict, answer
 
 
@@ -401,7 +399,7 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last
     with torch.no_grad():
         noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
         made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
-    answer = judge(made)["F21"]
+    answer = judge(made, differing=True)["F21"]
     assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
     assert ("step 1 and 2" if sign > 0 else "step 2") in answer.evidence.lower()
     assert "beta" not in answer.evidence.partition("does not show")[2]
