@@ -264,7 +264,7 @@ class StepJudge(TrainerCallback):
 
         with torch.no_grad(), keep_random_state(), unseen():
             at_first = score()
-            for factor in (2.0**-power for power in range(-4, 9)):
+            for factor in (2.0 ** (-power / 2) for power in range(-8, 17)):
                 for (weight, own), noise in zip(self._kept, noises):
                     weight.copy_(own + factor * noise * own.square().mean().sqrt().clamp(min=_LEAST))
                 if float((score() - at_first).abs().mean()) <= (_FAR if self.training.flat else _NEAR):
