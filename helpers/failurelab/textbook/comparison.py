@@ -236,8 +236,8 @@ def compare_step(
         names, lines = zip(*wrong)
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
         report = dataclasses.replace(report, verdict="FOUND", named=names[0], reason=reason)
-    seen = {"temperature": evidence.temperature, "texts": evidence.texts}
-    return dataclasses.replace(report, step=trainer.state.global_step + 1, **seen)
+    step, temperature = trainer.state.global_step + 1, evidence.temperature
+    return dataclasses.replace(report, step=step, temperature=temperature, texts=evidence.texts)
 
 
 def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> str:
