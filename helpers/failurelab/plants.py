@@ -12,6 +12,7 @@ where the measurement raises.
 
 import contextlib
 import copy
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from failurelab.failures.predicates import Value
 from failurelab.handles import keep_random_state, keep_requires_grad, unseen
 from failurelab.measure import counts, differences
 from failurelab.measure.scores import ScoredRows, read_scored_rows, scoring_temperature
+from failurelab.textbook import suspects
 from failurelab.textbook.apart import Floor, measure_apart
 
 Figures = Mapping[str, Value]
@@ -281,6 +283,14 @@ def half_the_loss(gradient: Mapping[str, torch.Tensor], floor: Floor) -> Figures
 def scaled_by_cut(gradient: Mapping[str, torch.Tensor], floor: Floor, factor: float) -> Figures:
     """Scale a right gradient by the way that its batch is cut."""
     return floor.figures(measure_apart({name: grad * factor for name, grad in gradient.items()}, gradient))
+
+
+def in_textbook(mistake: str, search: suspects.Search, right: Mapping[str, torch.Tensor]) -> Figures:
+    """Plant a mistake of the prompts' mask, or leave out what the arguments ask for, in the textbook of a step."""
+    return search.floor.figures(search.plant(dict(right))[mistake])
+
+
+PLANTS |= {name: functools.partial(in_textbook, name) for name in (suspects.NO_MASK, *suspects.LEFT_OUT)}
 
 
 # Groups: F22

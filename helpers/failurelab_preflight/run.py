@@ -386,6 +386,8 @@ class WatchedScript:
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
+        beginning = callbacks.Beginning(lambda: self._ask(order.BEGINNING if leads else (), training))
+        trainer.add_callback(beginning)
         with contextlib.ExitStack() as stack:
             for judge in listening:
                 stack.enter_context(judge.listening())
@@ -405,6 +407,7 @@ class WatchedScript:
                 self.report.traceback(problem)
                 self.report.answers += releases.of_error(problem, self.files.own.holds)
                 error = describe_error(problem, self.source.path, line=source.line)
+        beginning.ask()
         training.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)

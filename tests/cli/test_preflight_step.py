@@ -89,6 +89,16 @@ class Mute(type(tokenizer)):
 
 tokenizer.__class__ = Mute
 """
+OTHER_REFERENCE = """
+from transformers import TrainerCallback
+
+class Other(TrainerCallback):
+    def on_train_begin(self, args, state, control, **_):
+        for weight in trainer.ref_model.parameters():
+            weight.data.mul_(0.5)
+
+options, more = {"gradient_accumulation_steps": 1}, {"callbacks": [Other()]}
+"""
 EQUAL = "right = lambda completions, **_: [1.0] * len(completions)\n"
 
 
@@ -132,6 +142,12 @@ def test_a_healthy_script_holds(options, run):
     held = of("F21", result.held)
     assert not [each for each in result.findings if each.accuses]
     assert "cosine +1.0000" in held.evidence and "opposite sign" in held.control
+
+
+def test_a_reference_that_a_callback_changes_as_training_begins(run):
+    """It was compared before that, and F19 was HELD."""
+    (found,) = accused(run(OTHER_REFERENCE + GRPO.replace("beta=0.0", "beta=0.1")))
+    assert found.failure == "F19" and "apart by" in found.evidence
 
 
 def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):

@@ -1,7 +1,9 @@
 """Every control that the registry names is planted for real and found, and all is as before afterwards."""
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import types
 
 import accelerate
@@ -9,14 +11,15 @@ import pytest
 import small
 import torch
 
-from failurelab import failures, gradients, mismatch, placement, plants, rollouts, updates, zero3
+from failurelab import failures, gradients, mismatch, placement, plants, rollouts, textbook, updates, zero3
 from failurelab.failures import figures, verdicts
 from failurelab.handles import keep_requires_grad
 from failurelab.measure import counts, differences
 from failurelab.measure.alignment import check_alignment
 from failurelab.measure.scores import read_scored_rows, scoring_temperature
-from failurelab.textbook import balance
+from failurelab.textbook import balance, suspects
 from failurelab.textbook.apart import Floor, measure_apart
+from failurelab.textbook.rows import Row
 
 MECHANISMS = [(failure, each) for failure in failures.all() for each in failure.mechanisms]
 PLANTED = [pair for pair in MECHANISMS if not pair[1].control.startswith(verdicts.NO_PLANT)]
@@ -211,6 +214,33 @@ def step(plant):
     return figures, plant(right)
 
 
+def of_textbook(name):
+    """Return a step whose right gradient lacks nothing, and that with a mistake in the textbook."""
+
+    def case(made):
+        prompts = (3, 4, 5), (6,)
+        rows = [
+            Row(prompt, (7 + at, 9 + 2 * at, 12)[: 3 - at], group + at > 0, (float(at),), group, padded=(3, 3))
+            for group, prompt in enumerate(prompts)
+            for at in (0, 1)
+        ]
+        rows = [dataclasses.replace(row, old_logps=torch.full((3,), -3.0 - at)) for at, row in enumerate(rows)]
+        asked = {"beta": 4.0, "epsilon": 0.2, "mask_truncated_completions": True}
+        options = textbook.Options(loss_type="dapo", **asked)
+        policy = model()
+        gradient = functools.partial(
+            textbook.expected_gradient, made, rows, reference=lambda: contextlib.nullcontext(policy)
+        )
+        small.stir(policy, "mlp", 0.3)
+        right = gradient(options)
+        search = suspects.Search(made, rows, options, textbook.GRPO, right, Floor(), gradient)
+        figures = Floor().figures(measure_apart(right, right)) | {"prompts_padded": True, "prompt_lengths": 2}
+        figures |= dict.fromkeys(("penalty_asked", "bounds_asked", "cut_asked"), True)
+        return figures, plants.PLANTS[name](search, right)
+
+    return case
+
+
 def grouped(size=2, prompts=("a", "a", "b", "b")):
     return counts.of_groups(prompts, size)
 
@@ -260,6 +290,7 @@ CASES = {
     "the loss scaled by the way that the batch is cut": lambda _: step(
         lambda right: plants.scaled_by_cut(right, Floor(), 2.0)
     ),
+    **{name: of_textbook(name) for name in (suspects.NO_MASK, *suspects.LEFT_OUT)},
     "one completion more": lambda _: (grouped(), plants.one_more("aabb", 2)),
     "one completion a prompt": lambda _: (grouped(), plants.one_each("aabb")),
     "prompts that are not repeated": lambda _: (grouped(), plants.not_repeated("aabb", 2)),

@@ -1,5 +1,6 @@
 """Preflight's judge of the gradient: a step beside the textbook, its controls, and what is cut for it."""
 
+import contextlib
 import copy
 import functools
 import importlib.metadata
@@ -22,14 +23,15 @@ from failurelab_preflight.answer import Verdict
 from failurelab_preflight.judges import textbook as textbook_judge
 from failurelab_preflight.judges.textbook import SHORT_ENDS, StepJudge
 from failurelab_preflight.stage import cuts
-from failurelab_preflight.stage.rewards import substitute_rewards
+from failurelab_preflight.stage.rewards import differing_rewards, substitute_rewards
 from failurelab_preflight.training import Training
 
 
-def judge(made, small=True, missing=False, **asked):
-    """Train under the judge; return its answers by failure."""
-    step = StepJudge(Training(made, asked, small=small), lambda: missing)
-    with step.listening():
+def judge(made, small=True, missing=False, differing=False, **asked):
+    """Train under the judge, with rewards that differ if so asked; return its answers by failure."""
+    training = Training(made, asked, small=small)
+    step = StepJudge(training, lambda: missing)
+    with differing_rewards(training) if differing else contextlib.nullcontext(), step.listening():
         made.train()
     return {answer.failure: answer for answer in step.answers()}
 
@@ -60,7 +62,7 @@ def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokeniz
     options |= {"loss_type": "grpo"} if has("loss_type") else {}
     training = Training(trainer(model, tokenizer, tmp_path, **options), {}, small=True)
     step = StepJudge(training)
-    with step.listening():
+    with differing_rewards(training), step.listening():
         training.trainer.train()
     answers = {answer.failure: answer.verdict for answer in step.answers()}
     assert answers["F21"] is Verdict.HELD
@@ -159,6 +161,85 @@ def test_batches_that_a_release_adds_are_its_own(
     found = judge(made)
     assert found[failure].verdict is verdict
     assert found["F15"].verdict is Verdict.SUSPECTED and (found[failure].undo is not None) == (failure == "F20")
+
+
+@pytest.mark.parametrize("way", ["config", "processor"])
+def test_a_temperature_that_the_arguments_do_not_tell(way, model, tokenizer, tmp_path):
+    """A generate of the script's own drew at 0.5, scores were at 1, and F15 was HELD."""
+    made = trainer(model, tokenizer, tmp_path, temperature=1.0)
+    plain = made.model.generate
+
+    def cooler(*args, generation_config=None, **kwargs):
+        config, processors = copy.deepcopy(generation_config), transformers.LogitsProcessorList()
+        if way == "config":
+            config.temperature = 0.5
+        else:
+            processors.append(lambda ids, scores: scores / 0.5)
+        return plain(*args, generation_config=config, logits_processor=processors, **kwargs)
+
+    made.model.generate = cooler
+    assert judge(made)["F15"].verdict is Verdict.FOUND
+
+
+@pytest.mark.skipif(before("0.16"), reason="this release scores at another temperature")
+def test_a_temperature_that_was_not_seen_is_not_held(model, tokenizer, tmp_path):
+    """One token is left to draw, whatever it is divided by."""
+    made = trainer(model, tokenizer, tmp_path, temperature=1.0)
+    made.generation_config.top_k = 1
+    answers = judge(made)
+    assert answers["F15"].verdict is Verdict.NOT_CHECKED and answers["F21"].verdict is Verdict.HELD
+
+
+def without(names):
+    """Return a trainer whose loss does not know some of its own attributes."""
+
+    class Without(trl.GRPOTrainer):
+        def compute_loss(self, *args, **kwargs):
+            kept = {name: getattr(self, name) for name in names}
+            vars(self).update(names)
+            try:
+                return super().compute_loss(*args, **kwargs)
+            finally:
+                vars(self).update(kept)
+
+    return Without
+
+
+@pytest.mark.skipif(before("0.22"), reason="completions are made and used otherwise in this release")
+@pytest.mark.parametrize(
+    ("asked", "names"),
+    [
+        ({"beta": 0.001}, {"beta": 0.0}),
+        ({"beta": 0.0, "num_iterations": 2}, {"epsilon_low": 1e6, "epsilon_high": 1e6}),
+    ],
+    ids=["penalty", "bounds"],
+)
+def test_what_a_small_rate_does_not_show_is_asked_for(asked, names, model, tokenizer, tmp_path):
+    """The policy was still its reference, or every ratio about 1, and a loss without either was HELD."""
+    options = asked | {"max_steps": 3, "learning_rate": 1e-6, "steps_per_generation": 1}
+    options |= {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+    for kind, verdict in ((trl.GRPOTrainer, Verdict.HELD), (without(names), Verdict.FOUND)):
+        made = trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind, **options)
+        answer = judge(made, differing=True)["F21"]
+        assert answer.verdict is verdict, answer
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stream", "verdict"),
+    [((4,), False, Verdict.HELD), ((4,), True, Verdict.NOT_CHECKED), ((4, 5), False, Verdict.NOT_CHECKED)],
+    ids=["of one length", "of a stream", "of several"],
+)
+def test_padding_that_may_come_is_not_held(sizes, stream, verdict, model, tokenizer, tmp_path):
+    """What is trained on has one length: what the whole dataset has is asked, where it can be."""
+    made = trainer(model, tokenizer, tmp_path, lengths=sizes)
+    whole = made.train_dataset
+    made.train_dataset = whole.filter(lambda row: len(row["prompt"]) == 4)
+    whole = whole.to_iterable_dataset() if stream else whole
+    step = StepJudge(Training(made, {}, dataset=whole))
+    with step.listening():
+        made.train()
+    (answer,) = [each for each in step.answers() if each.failure == "F21"]
+    assert answer.verdict is verdict and (verdict is Verdict.HELD) == ("no prompt is padded" in answer.evidence), answer
 
 
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
@@ -318,9 +399,9 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last
     with torch.no_grad():
         noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
         made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
-    answer = judge(made)["F21"]
+    answer = judge(made, differing=True)["F21"]
     assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
-    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence.lower()
+    assert ("step 1 and 2" if sign > 0 else "step 2") in answer.evidence.lower()
     assert "beta" not in answer.evidence.partition("does not show")[2]
 
 

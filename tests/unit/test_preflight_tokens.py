@@ -186,6 +186,14 @@ def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
         assert own.undo.text == f"{{tokenizer}}.eos_token = '{TURN}'" and "generation_kwargs" in generated.evidence
 
 
+def test_a_trainer_that_looks_for_another_end_than_its_tokenizer_s(model, tokenizer):
+    """The tokenizer's was taken for known whatever the trainer compares with, and F13 was HELD."""
+    given = training(model, ending(tokenizer, TURN), TEXTS)
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN)
+    given.trainer.eos_token_ids = [tokenizer.convert_tokens_to_ids(TEXT)]
+    assert only(judge_ends(given), "F13").verdict is Verdict.FOUND
+
+
 def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
     for limit, kind in ((4, Verdict.FOUND), (16, Verdict.HELD)):
         answers = judge_lengths(

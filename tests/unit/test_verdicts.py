@@ -91,6 +91,15 @@ RUNS = {
         {"rewards_spread": 1.0, "step_size": 1.0, "step_size_off": 0.0, "step_size_most": 0.02},
         {"step_size": 0.5, "step_size_off": 0.5},
     ),
+    **{
+        f"F21 {name}": (applies | {"step_cosine": 1.0, "step_cosine_least": 0.999}, {"step_cosine": 0.5})
+        for name, applies in {
+            "padding": {"prompts_padded": True, "prompt_lengths": 2},
+            "penalty": {"penalty_asked": True},
+            "bounds": {"bounds_asked": True},
+            "cut completions": {"cut_asked": True},
+        }.items()
+    },
     "F21 whatever its gradient is": ({"step_fault": ""}, {"step_fault": "the same prompts on every rank"}),
     "F22 a remainder": ({"completions_a_group": 4, "completions_left_over": 0}, {"completions_left_over": 2}),
     "F22 a group of one": ({"completions_a_group": 4}, {"completions_a_group": 1}),

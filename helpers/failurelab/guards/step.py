@@ -100,14 +100,12 @@ class StepGuard(Guard):
             return
         for line in report.not_shown:
             self._nothing_to_check(f"step {report.step}, NOT CHECKED: {line}")
-        paid = [reward for row in evidence.rows for reward in row.rewards if reward is not None]
-        figures = report.figures | {"rewards_spread": max(paid, default=0.0) - min(paid, default=0.0)}
-        found = [report.reason] * bool(self._finds("F21", figures)) + [report.texts] * bool(report.texts)
+        found = [report.reason] * bool(self._finds("F21", report.figures)) + [report.texts] * bool(report.texts)
         if found:
             table = f"\n{report.table}" if report.table else ""
             self._trip(f"step {report.step}: {'; '.join(found)}{table}", report)
         elif report.apart is not None:
-            self._conclude(f"step {report.step}: {report.reason}", [figures], self._controls)
+            self._conclude(f"step {report.step}: {report.reason}", [report.figures], self._controls)
         else:
             self._could_not_check(f"step {report.step}: {report.reason}")
 

@@ -33,7 +33,17 @@ from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
 from failurelab.textbook.recorder import MIXED, Evidence, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
 from failurelab.textbook.solve import Solution
-from failurelab.textbook.suspects import BY_STEP, MECHANISMS, OWN_TOKENS, Explanation, Search, suspects_of
+from failurelab.textbook.suspects import (
+    BY_STEP,
+    LEFT_OUT,
+    MECHANISMS,
+    NO_MASK,
+    OTHER_ROWS,
+    OWN_TOKENS,
+    Explanation,
+    Search,
+    suspects_of,
+)
 
 BACKWARD = "backward pass of the model"
 PADDING = "padding of the prompts: those of a batch have the same length"
@@ -73,6 +83,8 @@ class Comparison:
         line: which one of that kind it is, such as `without temperature`; "" where there is one.
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
+        asked: figures of what this step's arguments and rows ask for.
+        temperature: that the tokens were drawn at; None where that was not seen.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
@@ -92,6 +104,8 @@ class Comparison:
     line: str = ""
     reading: str = ""
     not_shown: tuple[str, ...] = ()
+    asked: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    temperature: float | None = None
     texts: str = ""
     clipped: float = 0.0
     kl: float = 0.0
@@ -114,14 +128,16 @@ class Comparison:
         """What the registry's F21 is about."""
         measured: dict[str, Value] = {} if self.apart is None else self.floor.figures(self.apart)
         whatever = self.verdict == "FOUND" and (self.apart is None or self.floor.holds(self.apart))
-        return measured | {"step_fault": self.reason if whatever else ""}
+        return measured | dict(self.asked) | {"step_fault": self.reason if whatever else ""}
 
     @property
     def planted(self) -> dict[str, dict[str, Value]]:
         """The figures of F21's controls; of mistakes that were planted in the textbook the one that shows least."""
         of_rows = [self.controls[name] for name in (*self.blind, *MECHANISMS) if name in self.controls]
-        sizes = {"half the loss": self.floor.figures(Apart(1.0, 0.5, 1.0))} if of_rows else {}
-        return sizes | ({"advantages of other rows": self.floor.figures(of_rows[0])} if of_rows else {})
+        of_asked = [name for name in (NO_MASK, *LEFT_OUT) if name in self.controls]
+        planted = {name: self.floor.figures(self.controls[name]) for name in of_asked}
+        planted |= {"half the loss": self.floor.figures(Apart(1.0, 0.5, 1.0))} if of_rows else {}
+        return planted | ({"advantages of other rows": self.floor.figures(of_rows[0])} if of_rows else {})
 
     @property
     def table(self) -> str:
@@ -220,7 +236,8 @@ def compare_step(
         names, lines = zip(*wrong)
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
         report = dataclasses.replace(report, verdict="FOUND", named=names[0], reason=reason)
-    return dataclasses.replace(report, step=trainer.state.global_step + 1, texts=evidence.texts)
+    step, temperature = trainer.state.global_step + 1, evidence.temperature
+    return dataclasses.replace(report, step=step, temperature=temperature, texts=evidence.texts)
 
 
 def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> str:
@@ -340,6 +357,7 @@ class _Comparer:
             line=found.line,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
+            asked=self._asked(),
             clipped=tally.clipped / max(tally.tokens, 1),
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
@@ -347,10 +365,25 @@ class _Comparer:
             solved=found.solved,
             backward=backward,
         )
-        if verdict == "HELD" and report.blind:
-            why = f"{report.reason}; with {' or '.join(report.blind)} planted it looks the same"
+        blinded = [name for name in report.blind if name != OTHER_ROWS or not equal]  # of a penalty alone
+        if verdict == "HELD" and blinded:
+            why = f"{report.reason}; with {' or '.join(blinded)} planted it looks the same"
             return dataclasses.replace(report, verdict="NOT CHECKED", reason=why)
         return report
+
+    def _asked(self) -> dict[str, Value]:
+        args, options, alone = self.trainer.args, self.options, self.definition.together == 1
+        lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
+        batches = {row.batch for row in self.trained}
+        lengths = max(len({len(row.prompt) for row in self.trained if row.batch == batch}) for batch in batches)
+        bounded = options.epsilon is not None and options.loss_type not in ("sapo", "vespo")
+        return {
+            "prompt_lengths": lengths,
+            "prompts_padded": lengths > 1,
+            "penalty_asked": alone and bool(options.beta or options.kl_in_reward),
+            "bounds_asked": alone and bounded and lasts > args.gradient_accumulation_steps,
+            "cut_asked": alone and options.mask_truncated_completions,
+        }
 
     def _mixed(self, options: Options, floor: Floor) -> Explanation | None:
         """Return whether the gradient is that of groups as completions stand, where those of a prompt stand apart."""

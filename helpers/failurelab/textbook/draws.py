@@ -2,18 +2,20 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from failurelab._row_inputs import split_inputs
-from failurelab.handles import listen_to
+from failurelab._unwrap import unwrap
+from failurelab.handles import is_unseen, listen_to, wrap_method
 from failurelab.textbook.preferences import listen_to_preference
 from failurelab.textbook.rows import Ids, Row, cut_at_end
 
 _IDS = ("inputs", "input_ids", "attention_mask")
+_PROCESSORS = "_get_logits_processor"  # where transformers puts together what changes logits before a draw
 
 
 def read_generation(
@@ -63,13 +65,50 @@ def ends_of(*sources: Any) -> frozenset[int]:
     return frozenset()
 
 
-def temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
-    """Return the temperature that a call of `generate` draws at; None where it does not sample."""
-    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
-    if not kwargs.get("do_sample", getattr(config, "do_sample", False)):
-        return None
-    temperature = kwargs.get("temperature", getattr(config, "temperature", None))
-    return None if temperature is None else float(temperature)
+@contextlib.contextmanager
+def listen_to_temperature(model: Any) -> Iterator[list[float | None]]:
+    """Inside, note at which temperature each `generate` of a model draws, by what becomes of its first logits.
+
+    Its arguments do not tell: a `generate` of one's own may hand on others, or a processor of logits may divide them.
+    None where it does not sample, or leaves one token alone.
+    """
+    drawing, heard = unwrap(model), list[float | None]()
+
+    def listened(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        processors = method(*args, **kwargs)
+        config = kwargs.get("generation_config", args[0] if args else None)
+        if is_unseen():
+            return processors
+        heard.append(None)  # until it samples
+        given: list[torch.Tensor] = []
+
+        def before(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            given.extend([] if given else [scores.clone()])
+            return scores
+
+        def after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            if len(given) == 1:
+                given.append(scores)
+                heard[-1] = _divisor(*given)
+            return scores
+
+        if getattr(config, "do_sample", False):
+            processors.insert(0, before)
+            processors.append(after)
+        return processors
+
+    with contextlib.ExitStack() as stack:
+        if callable(getattr(drawing, _PROCESSORS, None)):
+            stack.enter_context(wrap_method(drawing, _PROCESSORS, listened, "textbook: temperature of the sampling"))
+        yield heard
+
+
+def _divisor(before: torch.Tensor, after: torch.Tensor) -> float | None:
+    """Return what logits, (rows, vocabulary), were divided by, beside the likeliest; None where no other is left."""
+    top = after.argmax(-1, keepdim=True)
+    ratios = (before - before.gather(-1, top)) / (after - after.gather(-1, top))
+    ratios = ratios[ratios.isfinite() & after.isfinite()]
+    return round(float(ratios.median()), 4) if len(ratios) else None
 
 
 def listen_to_rewards(trainer: Any, after: Callable[..., None]) -> tuple[int, contextlib.ExitStack]:

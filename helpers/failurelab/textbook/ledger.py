@@ -57,10 +57,10 @@ from failurelab.textbook.draws import (
     decode,
     ends_of,
     listen_to_rewards,
+    listen_to_temperature,
     other_texts,
     plain_text,
     read_generation,
-    temperature_of,
     tokenizer_of,
 )
 from failurelab.textbook.engines import Engine, engines_of
@@ -194,20 +194,22 @@ class Ledger(TrainerCallback):
             return method(*args, **kwargs)
         self._generates, self._inner = True, None
         try:
-            output = method(*args, **kwargs)
+            with listen_to_temperature(self._policy if drawing is None else drawing) as heard:
+                output = method(*args, **kwargs)
         finally:
             self._generates = False
-        self._safely(self._note_generation, drawing, args, kwargs, output)
+        self._safely(self._note_generation, drawing, args, kwargs, output, next(reversed(heard), None))
         return output
 
-    def _note_generation(self, drawing: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def _note_generation(
+        self, drawing: Any, args: Any, kwargs: dict[str, Any], output: Any, temperature: float | None
+    ) -> None:
         policy = self._policy
         if drawing is None or unwrap(drawing) is unwrap(policy):
             drawing = policy
         config = kwargs.get("generation_config")
         ends = ends_of(config, drawing, tokenizer_of(self.trainer))
         rows = read_generation(drawing, ends, args, kwargs, output)
-        temperature = temperature_of(kwargs, drawing)
         if drawing is policy:
             self._keep(POLICY, self._inner, rows, temperature)
             return

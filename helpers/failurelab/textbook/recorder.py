@@ -39,9 +39,9 @@ from failurelab.textbook.draws import (
     decode,
     ends_of,
     listen_to_rewards,
+    listen_to_temperature,
     other_texts,
     read_generation,
-    temperature_of,
     tokenizer_of,
 )
 from failurelab.textbook.engines import Engine, engines_of
@@ -424,14 +424,15 @@ class Recorder:
         self._contexts = None  # its draws are known by their ids
         if several() and self._listens and not self._random:
             self._random = _random_state(self.trainer.model)
-        output = method(*args, **kwargs)
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        with listen_to_temperature(model) as heard:
+            output = method(*args, **kwargs)
         if self._listens:
-            self._safely(self._record_generation, args, kwargs, output)
+            self._temperature = next(reversed(heard), None)
+            self._safely(self._record_generation, model, args, kwargs, output)
         return output
 
-    def _record_generation(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        self._temperature = temperature_of(kwargs, model)
+    def _record_generation(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         ends = self._ends(kwargs.get("generation_config"))
         try:
             rows = read_generation(model, ends, args, kwargs, output)

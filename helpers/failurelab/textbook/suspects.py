@@ -40,7 +40,13 @@ from failurelab.textbook.together import (
 MISSING = "tensors without gradient"
 NO_GRADIENT = "no gradient"
 ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
-CONTROLS = ("scores shifted by one", "rows of the prompt", "no attention mask", "temperature")
+NO_MASK = "no attention mask"
+LEFT_OUT: dict[str, dict[str, Any]] = {  # what the arguments may ask for, and the options without it
+    "penalty left out": {"beta": 0.0, "kl_in_reward": 0.0},
+    "bounds left out": {"epsilon": None, "epsilon_high": None, "delta": None},
+    "cut completions trained on": {"mask_truncated_completions": False},
+}
+CONTROLS = ("scores shifted by one", "rows of the prompt", NO_MASK, "temperature")
 # What a right gradient tells of, if one mistake of each kind at least would have shown on the same batch.
 OTHER_ROWS, MASKED, DIVIDED_OTHERWISE = "advantages of other rows", "mask of the completion", "divisor of a row"
 OWN_TOKENS, BETWEEN = "each rank's own tokens as the divisor", "advantages mixed between ranks"
@@ -426,9 +432,14 @@ class Search:
     def plant(self, ours: Gradient) -> dict[str, Apart]:
         """Return how far planted mistakes lie from the definition's gradient, `ours`.
 
-        These are the first of each of CONTROLS, and of each of MECHANISMS the first that shows, or else the last.
+        These are the first of each of CONTROLS, of each of MECHANISMS the first that shows, or else the last, and what
+        is asked for of LEFT_OUT.
         """
         planted = self._plant_scores(ours)
+        for name, without in LEFT_OUT.items():
+            options = dataclasses.replace(self.options, **without)
+            if any(getattr(self.options, own) for own in without) and self.definition.together == 1:
+                planted[name] = measure_apart(self.gradient(options), ours)
         for name, mistakes in self._mechanisms():
             for mistake in mistakes:
                 other = self._gradient_of(mistake)

@@ -1,4 +1,4 @@
-"""The judges in the order in which they are asked: before the script trains, while it does, and after its few steps."""
+"""The judges in their order: before the script trains, as that begins, while it does, and after its few steps."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -40,6 +40,9 @@ BEFORE: tuple[Judge, ...] = (
     note_rates,
     judge_template,
     judge_ends,
+    judge_resume,
+)
+BEGINNING: tuple[Judge, ...] = (  # behind what the script's callbacks make of the models as training begins
     judge_reference,
     judge_updates,
     judge_replaced_adapter,

@@ -64,7 +64,7 @@ def tokenizer_of(trainer: Any) -> Any:
 
 def known_ends(trainer: Any) -> set[int]:
     """Return the tokens at which a trainer sees a completion end."""
-    return {tokenizer_of(trainer).eos_token_id, *token_ids(getattr(trainer, "eos_token_ids", None))}
+    return token_ids(getattr(trainer, "eos_token_ids", None)) or {tokenizer_of(trainer).eos_token_id}
 
 
 def own_ends(model: Any) -> set[int]:

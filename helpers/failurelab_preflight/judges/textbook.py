@@ -25,10 +25,12 @@ from transformers.trainer_callback import TrainerCallback
 from failurelab import failures, textbook
 from failurelab._text import first_line
 from failurelab.errors import raises_own
-from failurelab.handles import is_unseen, keep_random_state, wrap_method
-from failurelab.textbook.comparison import PADDING
+from failurelab.failures import verdicts
+from failurelab.failures.predicates import Value
+from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
+from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import RanksApart, own_number, several
-from failurelab.textbook.recorder import MIXED
+from failurelab.textbook.recorder import MIXED, pad_id
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
 from failurelab.textbook.turns import MASK
@@ -36,16 +38,19 @@ from failurelab_preflight.answer import Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import ONE_ORDER, find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
 from failurelab_preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
-from failurelab_preflight.judges.rows import prompt_ids, tokenizer_of
+from failurelab_preflight.judges.rows import prompt_ids, sample, tokenizer_of
 from failurelab_preflight.repairs import Arguments, Repair, Statement
 from failurelab_preflight.script_text import location
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training
 
-ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
+ENDS = (8, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 # Of every second rank: it has half as many tokens as the others at most. One that divides by its own leaves a cosine of
 # 0.997 where two ranks have 16 and 19, and of 0.954 at 2 : 1.
 SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
+_LEAST = 0.02  # that a weight near 0 is moved by, as an adapter's; others by their own size
+_NEAR, _FAR = 0.5, 5.0  # nats a token that the policy is moved: some ratios leave their bounds; a penalty is large
+_FEW, _ROWS = 64, 4096  # rows of the dataset whose prompts are measured; the second where those have one length
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
 # The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
 _FAILURES = {
@@ -126,6 +131,7 @@ class StepJudge(TrainerCallback):
         self._error = ""
         self._maker = find_maker(training)
         self._ledger: textbook.Ledger | None = None  # of rollouts, or a loop, of the script's own
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights that were moved for a step, and as they were
         self._drawn_in = set[int]()  # steps in which completions were drawn
         self._listening = contextlib.ExitStack()
         self._recorder: textbook.Recorder  # from the beginning of training on
@@ -144,39 +150,41 @@ class StepJudge(TrainerCallback):
             self.trainer.remove_callback(self)
 
     def _wanted(self, step: int) -> bool:
-        """Whether a step is compared: until one shows something, and then one more, for what the first cannot show.
-
-        That is the next one where completions are used again, for ratios are not 1 then, and else the last one where
-        the policy was still its reference: only then a KL penalty has a gradient. Where the script's prompts differ in
-        length, a step whose batch has no padding shows nothing: a model with learned positions counts it, say.
-        """
-        held = self._shown
-        if self._reports("FOUND") or self._error or len(held) > 1:
-            return False
-        if not held or self._uses_again():
-            return True
-        last = step == self.trainer.state.max_steps
-        return last and any(line.startswith("beta") for line in held[0].not_shown)
+        """Whether a step is compared: until one is wrong, or all that the registry's F21 is about was shown by some."""
+        return not self._reports("FOUND") and not self._error and bool(self._open)
 
     def _reports(self, verdict: str) -> list[textbook.Comparison]:
         return [report for report in self.reports if report.verdict == verdict]
 
     @property
-    def _shown(self) -> list[textbook.Comparison]:
-        """The steps whose gradient is right, and would not be so by the chance of a batch without padding."""
-        return [each for each in self._reports("HELD") if not (self._pads and PADDING in each.not_shown)]
+    def _open(self) -> dict[str, str]:
+        """The mechanisms of F21 that no step could show yet, and what was missing in the last one."""
+        failure, held, missing = failures.get("F21"), self._reports("HELD"), dict[str, str]()
+        for mechanism in failure.mechanisms:
+            alone = dataclasses.replace(failure, mechanisms=(mechanism,))
+            judged = [verdicts.judge(alone, [self._figures(report)], report.planted) for report in held]
+            if all(each.verdict == verdicts.NOT_CHECKED for each in judged):
+                missing[mechanism.name] = judged[-1].missing if judged else ""
+        return missing
+
+    def _figures(self, report: textbook.Comparison) -> dict[str, Value]:
+        return report.figures | ({} if report.figures.get("prompts_padded") else {"prompts_padded": self._pads})
 
     @functools.cached_property
-    def _pads(self) -> bool:
-        """Whether prompts of several lengths stand in a batch of this trainer."""
-        if self._recorder.algorithm.is_paired:
-            alone = self.trainer.args.per_device_train_batch_size == 1
-        else:
-            alone = cuts.generates_for_one(self.trainer.args)
-        rows = [] if alone or not hasattr(self.trainer.train_dataset, "__len__") else list(self.trainer.train_dataset)
+    def _pads(self) -> bool | None:
+        """Whether prompts of several lengths may stand in a batch of this trainer; None where that is not known."""
+        trainer, paired = self.trainer, self._recorder.algorithm.is_paired
+        if trainer.args.per_device_train_batch_size == 1 if paired else cuts.generates_for_one(trainer.args):
+            return False
         with contextlib.suppress(Exception):  # prompts with images, or made by a loop of the script's own
-            return len({len(ids) for ids in prompt_ids(self.trainer, [row["prompt"] for row in rows])}) > 1
-        return False
+            whole = trainer.train_dataset if self.training.dataset is None else self.training.dataset
+            for count in (_FEW, _ROWS) if hasattr(whole, "__len__") else (_FEW,):
+                rows = sample(self.training, count)
+                if len({len(ids) for ids in prompt_ids(trainer, [row["prompt"] for row in rows])}) > 1:
+                    return True
+                if len(rows) < count:  # all that there are
+                    return False
+        return None
 
     def _uses_again(self) -> bool:
         args = self.trainer.args
@@ -227,13 +235,40 @@ class StepJudge(TrainerCallback):
             alike = [len(set(lengths)) == 1 or prompt in one for prompt in map(tuple, prompts)] or [False] * len(own)
             self.training.ended |= any(alike) or several()
             ends = [
-                length - 1 - row % 2 if same else len(own[0]) for row, (length, same) in enumerate(zip(lengths, alike))
+                length - 1 - row % 2 + (row % 4 == 2) if same else len(own[0])
+                for row, (length, same) in enumerate(zip(lengths, alike))
             ]
             ends = [int(row % 4 == 1) for row in range(len(drawn))] if short else ends
         for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
             if place < len(completion):
                 completion[place], completion[place + 1 :] = end, end if pad is None else pad
         return output
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Move the policy for a step, where no other shows a penalty, or bounds of ratios.
+
+        A rate of 1e-6 leaves it where it was. Not where the script's own function draws: it may have had its weights.
+        """
+        left = self._open.keys() & {"penalty", "bounds"}
+        rows = [row for row in self._recorder.last_call[0] if row.completion]
+        if not left or not rows or not self._reports("HELD") or self._maker[0]:
+            return
+        self.training.flat = left == {"penalty"}
+        model, random = self.trainer.model, torch.Generator().manual_seed(0)
+        self._kept = [(weight, weight.detach().clone()) for weight in model.parameters() if weight.requires_grad]
+        noises = [torch.randn(own.shape, generator=random).to(own) for _, own in self._kept]
+
+        def score() -> torch.Tensor:
+            scored = score_old(model, rows, 1.0, pad_id(self.trainer))
+            return torch.cat([row.old_logps[: len(row.completion)] for row in scored if row.old_logps is not None])
+
+        with torch.no_grad(), keep_random_state(), unseen():
+            at_first = score()
+            for factor in (2.0 ** (-power / 2) for power in range(-8, 17)):
+                for (weight, own), noise in zip(self._kept, noises):
+                    weight.copy_(own + factor * noise * own.square().mean().sqrt().clamp(min=_LEAST))
+                if float((score() - at_first).abs().mean()) <= (_FAR if self.training.flat else _NEAR):
+                    break
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
@@ -247,9 +282,7 @@ class StepJudge(TrainerCallback):
         try:
             with keep_random_state():
                 evidence, searched = self._recorder.evidence(), affordable and not self.missing()
-                compare = functools.partial(
-                    textbook.compare_step, self.trainer, evidence, with_controls=not self._shown
-                )
+                compare = functools.partial(textbook.compare_step, self.trainer, evidence, with_controls=True)
                 report = compare(with_suspects=searched and not self.training.explained)
                 if report.verdict == "FOUND" and searched and self.training.explained:
                     report = _as_before(report, self.training.explained) or compare(with_suspects=True)
@@ -261,8 +294,12 @@ class StepJudge(TrainerCallback):
             self.reports.append(report)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Forget the step."""
+        """Forget the step, and put back what it had moved."""
         self._recorder.next_step()
+        self.training.flat, kept, self._kept = False, self._kept, []
+        with torch.no_grad():
+            for weight, before in kept:
+                weight.copy_(before)
 
     def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
@@ -292,14 +329,12 @@ class StepJudge(TrainerCallback):
             )
         if wrong := self._reports("FOUND"):
             yield from self._found(wrong[0])
-        elif held := self._shown:
+        elif held := self._reports("HELD"):
             yield self._held(held)
             yield from self._held_too(held[0], f"the gradient of step {held[0].step} is the textbook's: see F21")
             yield from self._held_scale(held[0])
         else:
-            report = self.reports[0]
-            unpadded = "; no batch that was compared has padding, and the script's prompts differ in length"
-            yield Finding.not_checked("F21", f"{report.reason}{unpadded * (report.verdict == 'HELD')}")
+            yield Finding.not_checked("F21", self.reports[0].reason)
         if self.replaced and not self._reports("FOUND"):
             theirs = ", ".join(map(str, self.replaced))
             self.training.notes.append(f"in the place of the library's own the script puts {theirs}")
@@ -317,7 +352,7 @@ class StepJudge(TrainerCallback):
     @property
     def compared(self) -> bool:
         """Whether a step's gradient could be judged."""
-        return bool(self._reports("FOUND") or self._shown)
+        return bool(self._reports("FOUND") or self._reports("HELD"))
 
     def _found(self, report: textbook.Comparison) -> Iterator[Finding]:
         if self.missing():
@@ -457,11 +492,16 @@ class StepJudge(TrainerCallback):
         self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
         if self._loss_of_zero():
             self.training.notes.append(_LOSS_OF_ZERO)
-        hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
-        if hidden:
+        of_each = [{line.partition(":")[0].partition(" (")[0] for line in report.not_shown} for report in reports]
+        if hidden := sorted(set.intersection(*of_each)):
             evidence += f". This does not show: {', '.join(hidden)}"
+        if self._pads is False and not any(report.figures["prompts_padded"] for report in reports):
+            evidence += "; no prompt is padded in this run: all have one length, or come alone"
         if cut := cut_away(self.training):
             return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
+        if missing := self._open:
+            told = "; ".join(f"{name}: {why}" for name, why in missing.items())
+            return Finding.not_checked("F21", f"{evidence}. Not shown: {told}")
         blind = [name for name in _CONTROLS if not first.sees(name)]
         if blind:
             return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
@@ -477,7 +517,9 @@ class StepJudge(TrainerCallback):
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
         for failure, name in _PLANTED.items():
-            if report.sees(name) and not _uses_liger(self.training):
+            if failure == "F15" and report.temperature is None:
+                yield Finding.not_checked("F15", f"{evidence}; at which temperature tokens are drawn was not seen")
+            elif report.sees(name) and not _uses_liger(self.training):
                 yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
 
     def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:

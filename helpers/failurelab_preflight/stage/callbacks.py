@@ -13,10 +13,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from transformers.trainer_callback import TrainerCallback
+
+from failurelab.handles import keep_random_state, unseen
 from failurelab_preflight.answer import Finding
 from failurelab_preflight.script_text import location, read_source
 from failurelab_preflight.stage.cuts import ALWAYS_AS_GIVEN
 from failurelab_preflight.stage.own_code import OwnCode
+
+
+class Beginning(TrainerCallback):
+    """Asks something once: as training begins, behind the callbacks that came before, or where it never began."""
+
+    def __init__(self, ask: Callable[[], None]):
+        self._asks = [ask]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Ask."""
+        self.ask()
+
+    def ask(self) -> None:
+        """Ask, if it was not asked yet; nothing is drawn by it from the run's random numbers."""
+        with keep_random_state(), unseen():
+            while self._asks:
+                self._asks.pop()()
 
 
 def _asks_to_stop(values: Sequence[Any]) -> bool:
