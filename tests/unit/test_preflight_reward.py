@@ -494,6 +494,16 @@ def test_a_function_that_the_script_s_own_method_never_calls_is_not_accused(
     assert accused or any(each.failure == "F14" and "training never called" in each.why for each in answers)
 
 
+@pytest.mark.parametrize("name", ["_calculate_rewards", "_generate_and_score_completions", "log"])
+def test_rewards_that_go_through_a_method_of_the_script_s_own_are_not_held(name, tokenizer):
+    """An override that made them all equal had F10 HELD, by what the functions alone pay."""
+    given = training([exact], processing_class=tokenizer)
+    kind = type("Own", (type(given.trainer),), {name: lambda self, *args: None})
+    given.trainer.__class__, given.own = kind, lambda file: file == __file__
+    held = {each.failure for each in judge_rewards(given) if each.verdict is Verdict.HELD}
+    assert held == ({"F10", "F14"} if name == "log" else set())
+
+
 def test_columns_that_the_trainer_drops(tokenizer):
     (finding,) = found(judge(exact, tokenizer=tokenizer, remove_unused_columns=True))
     assert finding.failure == "F14" and "remove_unused_columns=False" in finding.repair and finding.ends

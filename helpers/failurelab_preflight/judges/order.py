@@ -40,7 +40,6 @@ BEFORE: tuple[Judge, ...] = (
     note_rates,
     judge_template,
     judge_ends,
-    judge_resume,
 )
 BEGINNING: tuple[Judge, ...] = (  # behind what the script's callbacks make of the models as training begins
     judge_reference,

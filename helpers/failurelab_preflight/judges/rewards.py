@@ -13,7 +13,7 @@ import transformers
 from packaging.version import Version
 
 from failurelab_preflight import repairs
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.answer import Finding, Verdict
 from failurelab_preflight.judges.batch import read_step
 from failurelab_preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
 from failurelab_preflight.rewards import forms, signature, survey
@@ -27,6 +27,7 @@ _MANY = 500  # rows whose kinds are looked at
 _DRAWN = 4  # completions of this run that are asked about too
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
+_BETWEEN = ("_calculate_rewards", "_generate_and_score_completions")  # what is paid goes through them to the loss
 _RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
 
 
@@ -64,8 +65,12 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
             why = f"{key} reads {what}, which comes with the completions that are drawn: made-up ones have none"
             yield Finding.not_checked("F14", why, part=f"reward_funcs[{place}]")
             places.remove(place)
-    if places:
-        yield from _survey(training, functions, places, rows)
+    between = [name for name in _BETWEEN if _is_own(training, getattr(type(training.trainer), name, None))]
+    for finding in _survey(training, functions, places, rows) if places else ():
+        if finding.verdict is Verdict.HELD and between:  # a function alone says nothing of what is made of it
+            why = f"{finding.evidence}; what the script's own {' and '.join(between)} makes of that was not asked"
+            finding = Finding.not_checked(finding.failure, why, part=finding.part)
+        yield finding
 
 
 def leave_first_rewards(training: Training) -> Iterator[Finding]:
@@ -131,11 +136,15 @@ def _repair(fix: tuple[Any, ...], place: int, weights: list[float]) -> repairs.R
 def _has_own_methods(training: Training) -> bool:
     """Return whether the trainer has methods of the script's own, beside its making."""
     return any(
-        training.own(value.__code__.co_filename)
+        _is_own(training, value)
         for kind in type(training.trainer).__mro__
         for name, value in vars(kind).items()
-        if inspect.isfunction(value) and name != "__init__"
+        if name != "__init__"
     )
+
+
+def _is_own(training: Training, value: Any) -> bool:
+    return inspect.isfunction(value) and training.own(value.__code__.co_filename)
 
 
 def make_inputs(training: Training, rows: list[dict[str, Any]]) -> Inputs:
