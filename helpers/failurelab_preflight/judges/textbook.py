@@ -256,7 +256,7 @@ class StepJudge(TrainerCallback):
         self.training.flat = left == {"penalty"}
         model, random = self.trainer.model, torch.Generator().manual_seed(0)
         self._kept = [(weight, weight.detach().clone()) for weight in model.parameters() if weight.requires_grad]
-        noises = [torch.randn(own.shape, generator=random).to(own) for _, own in self._kept]
+        noises = [torch.randn(own.shape, generator=random, device="cpu").to(own) for _, own in self._kept]
 
         def score() -> torch.Tensor:
             scored = score_old(model, rows, 1.0, pad_id(self.trainer))
