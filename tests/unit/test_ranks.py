@@ -3,6 +3,7 @@
 A launch runs many cases one after another (`ranks_child`).
 """
 
+import concurrent.futures
 import dataclasses
 import json
 import math
@@ -112,47 +113,63 @@ def test_deepspeed_in_one_process_holds(tmp_path):
     held([own])
 
 
+DIES = [f"dies {phase}" for phase in PHASES]
+HANGS = [f"hangs {phase}=" for phase in ("before the meeting", "before a comparison", "in a pass")]
+RAISES = [f"raises {phase}=" for phase in PHASES if phase not in ("before the meeting", "as weights are gathered")]
+
+
+@pytest.fixture(scope="module")
+def launched(request, tmp_path_factory):
+    """Launch what tests were asked for, three at a time: most of their time ranks wait for one that does not come."""
+    asked = [item.callspec.params["case"] for item in request.session.items if "launched" in item.fixturenames]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        yield {name: pool.submit(answers, tmp_path_factory.mktemp("launched"), name) for name in asked}
+
+
+def answers_of(launched, name):
+    skip_without_compiler(name)
+    return launched[name].result()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_rank_that_dies_is_named_and_the_other_ends_as_without_the_guard(phase, tmp_path):
-    first, second = answers(tmp_path, f"dies {phase}")
+@pytest.mark.parametrize("case", DIES)
+def test_a_rank_that_dies_is_named_and_the_other_ends_as_without_the_guard(case, launched):
+    first, second = answers_of(launched, case)
     told = " ".join(first[0]["told"])
     assert "could not check" in told and "rank 1" in told, first
     assert not second
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["before the meeting", "before a comparison", "in a pass"])
-def test_a_rank_that_hangs_is_told_and_both_go_on_at_the_weights_of_a_run_without(phase, tmp_path):
+@pytest.mark.parametrize("case", HANGS)
+def test_a_rank_that_hangs_is_told_and_both_go_on_at_the_weights_of_a_run_without(case, launched):
     """It is waited for in the store, twice, and in a call of all processes."""
-    for own in answers(tmp_path, f"hangs {phase}="):
+    for own in answers_of(launched, case):
         assert own and not own[0]["ended in"] and own[0]["weights"] == own[0]["plain"], own
         told = " ".join(own[0]["told"])
         assert "could not check" in told and ("rank 1" in told or own[0]["rank"]), own  # each says it, for itself
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "phase", [phase for phase in PHASES if phase not in ("before the meeting", "as weights are gathered")]
-)
-def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(phase, tmp_path):
-    for own in answers(tmp_path, f"raises {phase}="):
+@pytest.mark.parametrize("case", RAISES)
+def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(case, launched):
+    for own in answers_of(launched, case):
         assert own[0]["weights"] == own[0]["plain"], own
         assert "of this rank alone" in " ".join(own[0]["told"]) or own[0]["rank"], own
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", UNLIKE)
-def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(name, tmp_path):
+@pytest.mark.parametrize("case", [f"{name}=" for name in UNLIKE])
+def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(case, launched):
     """It has no guard, another script, another release, or no evidence."""
-    first, second = answers(tmp_path, f"{name}=")
+    first, second = answers_of(launched, case)
     told = {
-        "a guard on rank 0 alone": "rank 1 did not come",
-        "another script": "the script is",
-        "another release": "trl is 0.0.1 on rank 1",
-        "no evidence": "rank 1: no reward function was asked",
+        "a guard on rank 0 alone=": "rank 1 did not come",
+        "another script=": "the script is",
+        "another release=": "trl is 0.0.1 on rank 1",
+        "no evidence=": "rank 1: no reward function was asked",
     }
-    assert told[name] in " ".join(first[0]["told"]), first
+    assert told[case] in " ".join(first[0]["told"]), first
     assert all(own[0]["weights"] == own[0]["plain"] for own in (first, second))
 
 
