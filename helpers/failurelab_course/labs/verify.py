@@ -95,8 +95,13 @@ def check(lab: Lab, script: pathlib.Path | None = None, *, device: str = "cpu") 
 
 def check_all(lab: Lab, scripts: Iterable[pathlib.Path], *, device: str = "cpu") -> list[ScriptOutcome]:
     """Check several scripts as answers to one lab, for one import of its era; return a row for each."""
+    return check_each([(lab, script) for script in scripts], device=device)
+
+
+def check_each(answers: Iterable[tuple[Lab, pathlib.Path]], *, device: str = "cpu") -> list[ScriptOutcome]:
+    """Check scripts, each as an answer to its lab, for one import of each era; return a row for each."""
     tasks = []
-    for path in map(pathlib.Path, scripts):
+    for lab, path in answers:
         if not path.is_file():
             raise LabError(f"{path} is not there, so it cannot be checked. Next: name the script, or reset the lab")
         tasks.append(_Task(lab, path, ScriptOutcome(lab.name, CHECK, path.name, device=device)))
