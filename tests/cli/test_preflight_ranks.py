@@ -95,33 +95,38 @@ ALONE = {
 TOLD = {"raises": "AssertionError: rows of this rank", "ends before training": "without training", "dies": "SIGKILL"}
 
 
-def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_number(tmp_path):
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A session of two processes in today's stack, and its folder; nothing is left of it at the end."""
+    path = tmp_path_factory.mktemp("two")
+    with scripts(path, processes=2) as run:
+        yield run
+    assert not _with_folder(path / "session")
+
+
+def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_number(two):
     """A healthy script is judged whole; of a broken one rank 1's own error stands first, not that rank 0 lost it."""
-    with scripts(tmp_path, processes=2) as run:
-        for name, (text, cuts) in HEALTHY.items():
-            result = run(text)
-            cut = "; ".join(result.cut)
-            assert not result.error and not result.found, (name, result.error, result.found)
-            held = {"F1", "F3b", "F21", "F23"}
-            if name != "groups on both ranks":  # there each has one prompt a batch, and half of each group
-                held |= {"F7", "F22"}
-            assert held <= failures(result.held), name
-            assert any(answer.failure == "F21" and "2 processes" in answer.evidence for answer in result.held)
-            assert "2 real processes, by gloo" in cut and all(text in cut for text in cuts), cut
-        for name, text in ALONE.items():
-            error = run(text).error
-            assert error.startswith("rank 1 of 2: ") and TOLD[name] in error and "gloo" not in error, error
-        both = run(script(step="raise ValueError('of all')")).error
-        assert both.startswith("train.py, line") and "of all" in both  # of every rank, so with no number
-        folder = tmp_path / "session"
-    assert not _with_folder(folder)
+    for name, (text, cuts) in HEALTHY.items():
+        result = two(text)
+        cut = "; ".join(result.cut)
+        assert not result.error and not result.found, (name, result.error, result.found)
+        held = {"F1", "F3b", "F21", "F23"}
+        if name != "groups on both ranks":  # there each has one prompt a batch, and half of each group
+            held |= {"F7", "F22"}
+        assert held <= failures(result.held), name
+        assert any(answer.failure == "F21" and "2 processes" in answer.evidence for answer in result.held)
+        assert "2 real processes, by gloo" in cut and all(text in cut for text in cuts), cut
+    for name, text in ALONE.items():
+        error = two(text).error
+        assert error.startswith("rank 1 of 2: ") and TOLD[name] in error and "gloo" not in error, error
+    both = two(script(step="raise ValueError('of all')")).error
+    assert both.startswith("train.py, line") and "of all" in both  # of every rank, so with no number
 
 
-def test_a_map_that_holds_on_rank_0_alone_is_found(tmp_path):
+def test_a_map_that_holds_on_rank_0_alone_is_found(two):
     """`{"": 0}`: rank 0 would load it on its own GPU, so the answer is rank 1's."""
-    with scripts(tmp_path, processes=2) as run:
-        wrong, right = (run(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "RANK"))
-        asked = run(script("LOAD = {'device_map': {'': str(PartialState().device)}}"))
+    wrong, right = (two(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "RANK"))
+    asked = two(script("LOAD = {'device_map': {'': str(PartialState().device)}}"))
     assert "F5" in failures(wrong.found) and "GPU 1" in wrong.found[0].evidence
     for result in (right, asked):
         assert "F5" in failures(result.held) and not result.found
@@ -154,24 +159,21 @@ WRONG_STEPS = {
 LARGE_BATCHES = script(more="steps_per_generation=4, loss_type='dapo', temperature=3.0").replace("ons=4", "ons=8")
 
 
-def test_a_wrong_step_of_two_processes_is_found_and_named(tmp_path):
+def test_a_wrong_step_of_two_processes_is_found_and_named(two):
     """One that several ranks alone can take, and ones that a single process can take too."""
-    with scripts(tmp_path, processes=2) as run:
-        for name, (text, failure, words) in WRONG_STEPS.items():
-            result = run(text)
-            found = {answer.failure: answer.evidence for answer in result.found}
-            assert words in found.get(failure, ""), (name, result.error, result.found)
-            assert "2 processes" in found[failure] and set(found) == {failure}, (name, found)
+    for name, (text, failure, words) in WRONG_STEPS.items():
+        result = two(text)
+        found = {answer.failure: answer.evidence for answer in result.found}
+        assert words in found.get(failure, ""), (name, result.error, result.found)
+        assert "2 processes" in found[failure] and set(found) == {failure}, (name, found)
 
 
-def test_a_loss_divided_by_a_generation_s_tokens_is_found_in_two_processes_where_the_release_divides_so(tmp_path):
+def test_a_loss_divided_by_a_generation_s_tokens_is_found_in_two_processes_where_the_release_divides_so(two, tmp_path):
     """F20: trl 0.22 divides by the tokens of all steps of a generation; trl 1.16 by those of a step."""
     with scripts(tmp_path, python=eras.find("trl-0.22").python, processes=2) as run:
         result = run(LARGE_BATCHES)
         assert failures(result.found) == {"F20"} and "2 processes" in result.found[0].evidence, result
-    (tmp_path / "today").mkdir()
-    with scripts(tmp_path / "today", processes=2) as run:
-        assert "F20" not in failures(run(LARGE_BATCHES).found)
+    assert "F20" not in failures(two(LARGE_BATCHES).found)
 
 
 WAITS = {
