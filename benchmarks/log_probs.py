@@ -45,10 +45,12 @@ WAYS: dict[str, Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]] = {
 
 
 def table_log_probs(folder: pathlib.Path) -> str:
-    """What scoring holds and takes, by the length of the prompt."""
-    runs = frames.read_runs(folder, "log_probs", "(?P<way>.+), prompt of (?P<prompt>.+)")
-    columns = (("peak, MiB", "peak_mib", ".0f"), ("share of the seconds", "share_of_seconds", ".2f"))
-    return frames.table(["scored by", "tokens of the prompt"], frames.list_runs(runs, "way", "prompt"), *columns)
+    """The peak of memory when scores are made, by the length of the prompt."""
+    runs, lines = frames.read_runs(folder, "log_probs", "(?P<way>.+), prompt of (?P<prompt>.+)"), []
+    for way, part in runs.groupby("way", sort=False):
+        peaks = [f"{run['peak_mib']:.0f} MiB with {run['prompt']}" for run in part.to_dict("records")]
+        lines.append(f"- {way}: {', '.join(peaks)}")
+    return "\n".join(lines)
 
 
 def main() -> None:

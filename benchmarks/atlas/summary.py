@@ -164,8 +164,8 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
         options[3:] = [f"and {len(options) - 3} more"] if options[4:] else options[3:]
         lines.append(f"| {what}{' ' * bool(options)}{'; '.join(options)} | {' | '.join(cells)} |")
     lines += ['\n## When "None of the inputs have requires_grad" is no false alarm\n']
-    lines += ["It is harmless in passes of generation and scoring. In passes of training tensors are without a gradient;"]
-    lines += ["there it was printed, with `use_reentrant=True`:\n", *_warned(measured), HOW]
+    lines += ["It is harmless in passes of generation and scoring. In passes of training tensors are without a"]
+    lines += ["gradient; there it was printed, with `use_reentrant=True`:\n", *_warned(measured), HOW]
     states = [probe["state"] for record in records for probe in record.get("probes", ())]
     counts = ", ".join(f"{states.count(state)} {state}" for state in COLOURS)
     asked = sum(
