@@ -261,12 +261,12 @@ def list_lines(runs: pandas.DataFrame, status: str) -> str:
             shown = f"{case} ({measured})" if measured else case
             releases = found.setdefault((run["adapter"], f"{name} ({source})" if source else name), {})
             releases.setdefault(run["release"], []).append(shown)
-    body = []
+    lines = []
     for (adapter, name), releases in found.items():
         first, *others = list(releases.values())[-1]
-        more = f", and {len(others)} more" if others else ""
-        body.append([f"{adapter} {', '.join(releases)}", name, f"{first}{more}"])
-    return frames.markdown(["library, releases", "name", "a case (cosine / size)"], body)
+        more = f" and {len(others)} more" if others else ""
+        lines.append(f"- **{adapter}** {', '.join(releases)}: {name}: {first}{more}")
+    return "\n".join(lines)
 
 
 def table_losses_differ(folder: pathlib.Path) -> str:

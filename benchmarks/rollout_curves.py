@@ -36,16 +36,13 @@ CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaire
 
 def table_curves(folder: pathlib.Path) -> str:
     """The run that is broken twice: what each repair does, k of n seeds."""
-    runs = frames.group_runs(frames.read_runs(folder, "rollout_curves", "curve: (?P<name>.+)"), CURVES, "name")
-    return frames.table(
-        ["run"],
-        runs.items(),
-        ("reward, first 10 steps", "first"),
-        ("last 10", "last"),
-        (f"accuracy after ({frames.median(runs[CURVES[0]]['accuracy_before'])} before)", "accuracy_after"),
-        ("rollouts sane", lambda runs: frames.count(runs["first"] > runs["accuracy_before"] - 0.08)),
-        ("learned", lambda runs: frames.count(runs["accuracy_after"] > runs["accuracy_before"] + 0.1)),
-    )
+    runs, lines = frames.read_runs(folder, "rollout_curves", "curve: (?P<name>.+)"), []
+    for name, part in frames.group_runs(runs, CURVES, "name").items():
+        sane = frames.count(part["first"] > part["accuracy_before"] - 0.08)
+        learned = frames.count(part["accuracy_after"] > part["accuracy_before"] + 0.1)
+        reward = f"{frames.median(part['first'])}, then {frames.median(part['last'])}"
+        lines.append(f"- {name}: reward {reward}; sane {sane}, learned {learned}")
+    return "\n".join(lines)
 
 
 def main() -> None:
