@@ -6,11 +6,9 @@ a CPU the peak is exact; on a card it is the allocator's, whose blocks are large
 Eras: today.
 """
 
-import pathlib
 import statistics
 from collections.abc import Callable
 
-import frames
 import recording
 import torch
 import transformers
@@ -42,15 +40,6 @@ WAYS: dict[str, Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]] = {
     "the completion's rows": lambda model, ids: all_rows(model, ids, COMPLETION + 1),
     "8 rows at a time": lambda model, ids: logits.completion_logps(model, ids, None, COMPLETION, chunk_size=8),
 }
-
-
-def table_log_probs(folder: pathlib.Path) -> str:
-    """The peak of memory when scores are made, by the length of the prompt."""
-    runs, lines = frames.read_runs(folder, "log_probs", "(?P<way>.+), prompt of (?P<prompt>.+)"), []
-    for way, part in runs.groupby("way", sort=False):
-        peaks = [f"{run['peak_mib']:.0f} MiB with {run['prompt']}" for run in part.to_dict("records")]
-        lines.append(f"- {way}: {', '.join(peaks)}")
-    return "\n".join(lines)
 
 
 def main() -> None:

@@ -7,9 +7,6 @@ Three seeds each.
 Eras: trl-0.14.
 """
 
-import pathlib
-
-import frames
 import peft
 import recording
 
@@ -29,20 +26,6 @@ RUNS = {
     "notebook 03: gradients repaired": ("wrong_fix", True, True, True, False),
     "notebook 03: both repaired": ("right_fix", True, True, True, True),
 }
-
-
-CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
-
-
-def table_curves(folder: pathlib.Path) -> str:
-    """The run that is broken twice: what each repair does, k of n seeds."""
-    runs, lines = frames.read_runs(folder, "rollout_curves", "curve: (?P<name>.+)"), []
-    for name, part in frames.group_runs(runs, CURVES, "name").items():
-        sane = frames.count(part["first"] > part["accuracy_before"] - 0.08)
-        learned = frames.count(part["accuracy_after"] > part["accuracy_before"] + 0.1)
-        reward = f"{frames.median(part['first'])}, then {frames.median(part['last'])}"
-        lines.append(f"- {name}: reward {reward}; sane {sane}, learned {learned}")
-    return "\n".join(lines)
 
 
 def main() -> None:

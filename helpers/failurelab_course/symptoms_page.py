@@ -19,7 +19,7 @@ HEAD = """\
 
 [中文](zh/symptoms.md)
 
-For whoever has an error text, or a run that looks wrong: find the failure, check that you have it, repair it.
+For whoever has an error text, or a run that looks wrong.
 `failurelab symptoms train.log` looks a log up; `failurelab doctor --python PATH` tells which failures your versions
 have; `failurelab preflight train.py` measures most of them in your script ([how](preflight.md)). Names such as
 `guards.GradientGuard` are in the package `failurelab` ([guards and repairs](repairs.md)). The file under *Cause* has

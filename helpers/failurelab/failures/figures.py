@@ -55,13 +55,3 @@ def _read(name: str, raw: Table) -> Figure:
     figure = Figure(name, raw.text("unit"), raw.text("what"), healthy)
     raw.done()
     return figure
-
-
-def page() -> str:
-    """Return a line for each figure as Markdown, for docs/figures.md; with its unit, where the text does not say it."""
-    lines = []
-    for figure in table().values():
-        band = f"; healthy `{str(figure.healthy).removeprefix(figure.name).strip()}`" if figure.healthy else ""
-        named = figure.unit in ("text", "yes or no") or figure.unit.split()[0] in figure.what
-        lines.append(f"- `{figure.name}`{'' if named else f' ({figure.unit})'}: {figure.what}{band}")
-    return "\n".join(lines) + "\n"
