@@ -149,20 +149,15 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     links = {stack: f"../evidence/{place}" for stack, place in find_places(records).items()}
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
     lines = [HEAD, "## Where it is found\n", "| failure, set-up | trl | transformers |", "| --- | --- | --- |"]
-    found: dict[tuple[str, ...], list[str]] = {}
+    found: dict[str, list[str]] = {}  # set-ups of a step are one row: they differ in their options alone
     for row in rows:
-        spans = [
-            _spans(row.id, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))
-        ]
+        what = STEP if row.what.startswith(STEP) else row.what
+        found.setdefault(f"{', '.join(row.failures)}: {what}", []).append(row.id)
+    for what, ids in found.items():
+        spans = [_spans(ids, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))]
         if any(spans):
-            kind, _, options = row.what.partition(
-                ": "
-            )  # set-ups of a step that differ in their options alone are one row
-            what = f"{', '.join(row.failures)}: {kind if kind == STEP else row.what}"
-            found.setdefault((what, *spans), []).extend([f"`{options}`"] * (kind == STEP))
-    for (what, *cells), options in found.items():
-        options[3:] = [f"and {len(options) - 3} more"] if options[4:] else options[3:]
-        lines.append(f"| {what}{' ' * bool(options)}{'; '.join(options)} | {' | '.join(cells)} |")
+            options = f", with some of {len(ids)} sets of options" if ids[1:] else ""
+            lines.append(f"| {what}{options} | {' | '.join(spans)} |")
     lines += ['\n## When "None of the inputs have requires_grad" is no false alarm\n']
     lines += ["It is harmless in passes of generation and scoring. In passes of training tensors are without a"]
     lines += ["gradient; there it was printed, with `use_reentrant=True`:\n", *_warned(measured), HOW]
@@ -217,12 +212,12 @@ def _warned(records: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _spans(row: str, records: list[dict[str, Any]], package: str, links: dict[str, str]) -> str:
-    """Return the releases in which a row was found, with links."""
+def _spans(rows: list[str], records: list[dict[str, Any]], package: str, links: dict[str, str]) -> str:
+    """Return the releases in which one of these rows was found, with links."""
     return _follow(
         (
             f"[{record['pinned'][package]}]({links[record['stack']]})",
-            any(probe["id"] == row and probe["state"] in _FOUND for probe in record["probes"]),
+            any(probe["id"] in rows and probe["state"] in _FOUND for probe in record["probes"]),
         )
         for record in records
     )
