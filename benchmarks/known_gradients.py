@@ -248,8 +248,8 @@ def table_losses_releases(folder: pathlib.Path) -> str:
     return "\n".join(lines)
 
 
-def list_lines(runs: pandas.DataFrame, status: str) -> str:
-    """Return what has a status, by library and name: the releases that have it, and a case of the last of them."""
+def list_lines(runs: pandas.DataFrame, status: str, example: bool) -> str:
+    """Return what has a status, by library and name: the releases that have it, and perhaps a case of the last."""
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for run in runs.to_dict("records"):
         for line in run[f"{status}: lines"] or ():
@@ -265,18 +265,18 @@ def list_lines(runs: pandas.DataFrame, status: str) -> str:
     for (adapter, name), releases in found.items():
         first, *others = list(releases.values())[-1]
         more = f" and {len(others)} more" if others else ""
-        lines.append(f"- **{adapter}** {', '.join(releases)}: {name}: {first}{more}")
+        lines.append(f"- **{adapter}** {', '.join(releases)}: {name}" + f": {first}{more}" * example)
     return "\n".join(lines)
 
 
 def table_losses_differ(folder: pathlib.Path) -> str:
     """What differs from what is asked, and is documented nowhere that was found; of all releases."""
-    return list_lines(read_libraries(folder), check.DIFFERS)
+    return list_lines(read_libraries(folder), check.DIFFERS, example=True)
 
 
 def table_losses_other(folder: pathlib.Path) -> str:
     """What the newest releases document as another objective."""
-    return list_lines(newest(read_libraries(folder)), check.OTHER)
+    return list_lines(newest(read_libraries(folder)), check.OTHER, example=False)
 
 
 def table_planted_losses(folder: pathlib.Path) -> str:
