@@ -148,7 +148,7 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     """
     links = {stack: f"../evidence/{place}" for stack, place in find_places(records).items()}
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
-    lines = [HEAD, "## Where it is found\n", "| failure, set-up | trl | transformers |", "| --- | --- | --- |"]
+    lines = [HEAD, "## Where it is found\n"]
     found: dict[str, list[str]] = {}  # set-ups of a step are one row: they differ in their options alone
     for row in rows:
         what = STEP if row.what.startswith(STEP) else row.what
@@ -157,7 +157,8 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
         spans = [_spans(ids, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))]
         if any(spans):
             options = f", with some of {len(ids)} sets of options" if ids[1:] else ""
-            lines.append(f"| {what}{options} | {' | '.join(spans)} |")
+            where = [f"{package} {span}" for package, span in zip(("trl", "transformers"), spans) if span]
+            lines.append(f"- {what}{options}: {'; '.join(where)}")
     lines += ['\n## When "None of the inputs have requires_grad" is no false alarm\n']
     lines += ["It is harmless in passes of generation and scoring. In passes of training tensors are without a"]
     lines += ["gradient; there it was printed, with `use_reentrant=True`:\n", *_warned(measured), HOW]
