@@ -158,7 +158,7 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
         if any(spans):
             options = f", with some of {len(ids)} sets of options" if ids[1:] else ""
             where = [f"{package} {span}" for package, span in zip(("trl", "transformers"), spans) if span]
-            lines.append(f"- {what}{options}: {'; '.join(where)}")
+            lines.append(f"- {what}{options} → {'; '.join(where)}")
     lines += ['\n## When "None of the inputs have requires_grad" is no false alarm\n']
     lines += ["It is harmless in passes of generation and scoring. In passes of training tensors are without a"]
     lines += ["gradient; there it was printed, with `use_reentrant=True`:\n", *_warned(measured), HOW]
