@@ -99,12 +99,13 @@ def table_misalignment(folder: pathlib.Path) -> str:
     for name, part in frames.group_runs(runs, MISALIGNED, "era", "name").items():
         equal = ", equal to scores at the prompt bit by bit" if all(part["equal_to_prompt_positions"]) else ""
         first = frames.median(part["first_kl"].abs() + part["first_loss"].abs(), ".0f")
-        lines.append(
-            f"- {name}: scores off by {part['largest_error'].max():.2g} nats{equal}; first loss and KL {first}; reward "
+        said = (
+            f"scores off by {part['largest_error'].max():.2g} nats{equal}; first loss and KL {first}; reward "
             f"{frames.spread(part['first'])}, then {frames.spread(part['last'])}; it fell with "
             f"{frames.count(part['last'] < part['first'])} seeds"
         )
-    return "\n".join(lines)
+        lines.append((name, said))
+    return "\n".join(f"- {names}: {said}" for names, said in frames.fold(lines))
 
 
 def main() -> None:

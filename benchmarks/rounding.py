@@ -178,7 +178,7 @@ def table_rounding_shares(folder: pathlib.Path) -> str:
         ]
         after = [frames.spread(part["accuracy_after"], ".3f") for part in (low, whole)]
         lines.append(
-            f"- rate {rate}, {steps} steps: the first changes {frames.percent(low['first_step'])} of the weights; "
+            f"- rate {rate}, {steps} steps: the first step changes {frames.percent(low['first_step'])} of the weights; "
             f"accuracy {after[0]}, in float32 {after[1]}: {gains[0] / gains[1]:.0%} of its gain"
         )
     return "\n".join(lines)
