@@ -164,16 +164,13 @@ def keep(records: list[dict]) -> None:
 
 
 def table_diagnose(folder: pathlib.Path) -> str:
-    """What diagnose and rldoctor said of broken and of healthy runs, by part and by what was handed in."""
+    """What diagnose said of broken and of healthy runs, by what was handed in."""
     figures = {"broken": "faulty", "named, right": "named_first", "named, wrong": "wrongly_named",
                "abstained, looks tell": "abstained_with_the_cause", "nothing found": "called_healthy",
                "healthy": "healthy", "accused": "false_alarms", "abstained": "healthy_abstained"}  # fmt: skip
-    rows = [
-        [run["part"], run["tool"] if run["tool"] != "diagnose" else run["level"]]
-        + [f"{run[figure]:.0f}" for figure in figures.values()]
-        for run in frames.read_runs(folder, "diagnose_grading", "(diagnose|rldoctor): .+").fillna(0).to_dict("records")
-    ]
-    return frames.markdown(["part", "handed in", *figures], frames.fold(rows, 1))
+    runs = frames.read_runs(folder, "diagnose_grading", "diagnose: .+").fillna(0)
+    sums = runs[[*figures.values()]].astype(int).groupby(runs["level"], sort=False).sum()
+    return frames.markdown(["handed in", *figures], ([name, *row] for name, row in zip(sums.index, sums.to_numpy())))
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ import importlib
 import multiprocessing
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import frames
@@ -234,90 +234,60 @@ def read_libraries(folder: pathlib.Path) -> pandas.DataFrame:
     return frames.read_runs(folder, "known_gradients", r"library: (?P<adapter>\S+) (?P<release>\S+)")
 
 
-def make_cell(run: Any, place: int) -> str:
-    """Return what a release does in a group: agrees of those that ran, and what else."""
-    counts = {status: run[status][place] for status in (check.AGREES, check.OTHER, check.DIFFERS, check.BROKEN)}
-    total = sum(counts.values())
-    if not total:
-        return "–"
-    marks = {check.OTHER: "other", check.DIFFERS: "**differ**", check.BROKEN: "**broken**"}
-    rest = [f"{counts[status]} {mark}" for status, mark in marks.items() if counts[status]]
-    return ", ".join([f"{counts[check.AGREES]} of {total}", *rest])
-
-
-def tabulate(runs: pandas.DataFrame) -> str:
-    """Return a table of releases by groups of cases."""
-    body = []
-    for run in runs.to_dict("records"):
-        name = f"{run['adapter']} {run['release']}"
-        cells = [make_cell(run, place) for place in range(len(GROUPS))]
-        body.append([name, *(cells if not run["reason"] else [f"NOT RUN: {run['reason']}", *[""] * (len(GROUPS) - 1)])])
-    return frames.markdown(["", *GROUPS], body)
-
-
 def newest(runs: pandas.DataFrame) -> pandas.DataFrame:
     """Return the last release of each adapter."""
     return runs.groupby("adapter", sort=False).tail(1)
 
 
-def table_losses_by_release(folder: pathlib.Path) -> str:
-    """All releases that were measured."""
-    return tabulate(read_libraries(folder))
+def table_losses_releases(folder: pathlib.Path) -> str:
+    """Which releases of each library ran, and which did not."""
+    lines = []
+    for adapter, runs in read_libraries(folder).groupby("adapter", sort=False):
+        ran, not_run = (list(runs.release[runs.reason.astype(bool) == flag]) for flag in (False, True))
+        lines.append(f"- {adapter}: {', '.join(ran)}" + f" (NOT RUN: {', '.join(not_run)})" * bool(not_run))
+    return "\n".join(lines)
 
 
-def list_lines(folder: pathlib.Path, status: str) -> str:
-    """Return the cases of one status in the newest releases, those of one name together."""
-    body: dict[tuple[str, str], list[str]] = {}
-    for run in newest(read_libraries(folder)).to_dict("records"):
+def list_lines(runs: pandas.DataFrame, status: str, example: bool) -> str:
+    """Return what has a status, by library and name: the releases that have it, and perhaps a case of the last."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for run in runs.to_dict("records"):
         for line in run[f"{status}: lines"] or ():
             case, _, said = line.partition(": ")
-            name, _, figures = said.partition(": cosine")
-            source = figures.partition("(declared: ")[2].rstrip(")")
-            measured = figures.partition(" (declared")[0].strip()
+            name = re.split(": cosine|; the gradient", said)[0]
+            source = said.partition("(declared: ")[2].rstrip(")")
+            measured = said.partition(": cosine ")[2].partition(" (declared")[0]
             measured = measured.replace(", size", " /").replace(", no gradient is due", " / none is due")
             shown = f"{case} ({measured})" if measured else case
-            body.setdefault(
-                (f"{run['adapter']} {run['release']}", f"{name} ({source})" if source else name), []
-            ).append(shown)
-    return frames.markdown(
-        ["", "name", "cases (cosine / size)"],
-        [
-            [*key, "; ".join(cases[:4]) + (f"; {len(cases) - 4} more" if cases[4:] else "")]
-            for key, cases in body.items()
-        ],
-    )
+            releases = found.setdefault((run["adapter"], f"{name} ({source})" if source else name), {})
+            releases.setdefault(run["release"], []).append(shown)
+    lines = []
+    for (adapter, name), releases in found.items():
+        first, *others = list(releases.values())[-1]
+        more = f" and {len(others)} more" if others else ""
+        lines.append(f"- **{adapter}** {', '.join(releases)}: {name}" + f": {first}{more}" * example)
+    return "\n".join(lines)
 
 
 def table_losses_differ(folder: pathlib.Path) -> str:
-    """What differs from what is asked, and is documented nowhere that was found."""
-    return list_lines(folder, check.DIFFERS)
+    """What differs from what is asked, and is documented nowhere that was found; of all releases."""
+    return list_lines(read_libraries(folder), check.DIFFERS, example=True)
 
 
 def table_losses_other(folder: pathlib.Path) -> str:
-    """What is documented as another objective."""
-    return list_lines(folder, check.OTHER)
+    """What the newest releases document as another objective."""
+    return list_lines(newest(read_libraries(folder)), check.OTHER, example=False)
 
 
 def table_planted_losses(folder: pathlib.Path) -> str:
-    """The twenty bugs: found, named, and what polgrad finds."""
+    """The twenty bugs: how many are found and named, and how many polgrad finds."""
     runs = frames.read_runs(folder, "known_gradients", r"planted: (?P<kind>\w+)")
     bugs = runs[runs.kind != "Loss"]
-
-    def say(flag: Callable[[Any], bool]) -> str:
-        return f"{sum(map(flag, bugs.to_dict('records')))} of {len(bugs)}"
-
-    body = [
-        [
-            run["source"],
-            f"{run['found']} case{'s' * (run['found'] > 1)}",
-            ", ".join(run["names"]),
-            "found" if run["polgrad"] else "–",
-        ]
-        for run in bugs.to_dict("records")
-    ]
-    found, polgrad = say(lambda run: run["found"] > 0), say(lambda run: bool(run["polgrad"]))
-    body.append(["**all**", f"**{found}**", f"**{say(lambda run: run['named'])} named rightly**", f"**{polgrad}**"])
-    return frames.markdown(["bug, planted by its idea", "found by", "named", f"polgrad {POLGRAD}"], body)
+    found, named, polgrad = (int(bugs[column].astype(bool).sum()) for column in ("found", "named", "polgrad"))
+    return (
+        f"{found} of {len(bugs)} are found, {named} of {len(bugs)} rightly named; polgrad {POLGRAD} finds {polgrad}: "
+        f"{', '.join(bugs.source)}."
+    )
 
 
 def main() -> None:

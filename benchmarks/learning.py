@@ -28,7 +28,6 @@ def table_learning(folder: pathlib.Path) -> str:
             "gain of 0.2 or more",
             lambda runs: f"{frames.count(runs['sampled_after'] - runs['sampled_before'] >= 0.2)} seeds",
         ),
-        ("seconds", "seconds", ".0f"),
     )
 
 

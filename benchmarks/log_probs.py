@@ -6,11 +6,9 @@ a CPU the peak is exact; on a card it is the allocator's, whose blocks are large
 Eras: today.
 """
 
-import pathlib
 import statistics
 from collections.abc import Callable
 
-import frames
 import recording
 import torch
 import transformers
@@ -42,13 +40,6 @@ WAYS: dict[str, Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]] = {
     "the completion's rows": lambda model, ids: all_rows(model, ids, COMPLETION + 1),
     "8 rows at a time": lambda model, ids: logits.completion_logps(model, ids, None, COMPLETION, chunk_size=8),
 }
-
-
-def table_log_probs(folder: pathlib.Path) -> str:
-    """What scoring holds and takes, by the length of the prompt."""
-    runs = frames.read_runs(folder, "log_probs", "(?P<way>.+), prompt of (?P<prompt>.+)")
-    columns = (("peak, MiB", "peak_mib", ".0f"), ("share of the seconds", "share_of_seconds", ".2f"))
-    return frames.table(["scored by", "tokens of the prompt"], frames.list_runs(runs, "way", "prompt"), *columns)
 
 
 def main() -> None:

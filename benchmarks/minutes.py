@@ -40,8 +40,10 @@ def table_minutes(folder: pathlib.Path) -> str:
         "suite": "`make test`, once set up",
     }
     runs = frames.read_runs(folder, "minutes").to_dict("records")
-    body = [[names[run["case"]], frames.spread([each / 60 for each in run["seconds_of_each"]], ".1f")] for run in runs]
-    return frames.markdown([f"on {runs[0]['cores']} cores", "minutes"], body)
+    return "\n".join(
+        f"- {names[run['case']]}: {frames.spread([each / 60 for each in run['seconds_of_each']], '.1f')} minutes"
+        for run in runs
+    )
 
 
 def main() -> None:

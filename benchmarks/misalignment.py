@@ -13,7 +13,6 @@ Eras: trl-0.14, trl-0.14-tf-4.52.
 import pathlib
 
 import frames
-import pandas
 import recording
 import torch
 
@@ -96,25 +95,17 @@ MISALIGNED = ("trl-0.14, as released", "trl-0.14-tf-4.52, as released", "trl-0.1
 
 def table_misalignment(folder: pathlib.Path) -> str:
     """One run with right and with wrong log-probabilities: the scores, the first step, and the reward."""
-
-    def seeds(runs: pandas.DataFrame) -> str:
-        return f"{(runs['last'] > runs['first']).sum()} up, {(runs['last'] < runs['first']).sum()} down"
-
-    return frames.table(
-        ["run"],
-        frames.group_runs(
-            frames.read_runs(folder, "misalignment", "misalignment: (?P<name>.+)"), MISALIGNED, "era", "name"
-        ).items(),
-        ("error of scores, nats", lambda runs: f"{runs['largest_error'].max():.2g}"),
-        (
-            "against scores at the prompt",
-            lambda runs: "equal, bit by bit" if all(runs["equal_to_prompt_positions"]) else "other",
-        ),
-        ("first loss, KL", lambda runs: frames.median(runs["first_kl"].abs() + runs["first_loss"].abs(), ".0f")),
-        ("reward, first 10 steps", "first"),
-        ("last 10", "last"),
-        ("seeds", seeds),
-    )
+    runs, lines = frames.read_runs(folder, "misalignment", "misalignment: (?P<name>.+)"), []
+    for name, part in frames.group_runs(runs, MISALIGNED, "era", "name").items():
+        equal = ", equal to scores at the prompt bit by bit" if all(part["equal_to_prompt_positions"]) else ""
+        first = frames.median(part["first_kl"].abs() + part["first_loss"].abs(), ".0f")
+        said = (
+            f"scores off by {part['largest_error'].max():.2g} nats{equal}; first loss and KL {first}; reward "
+            f"{frames.spread(part['first'])}, then {frames.spread(part['last'])}; it fell with "
+            f"{frames.count(part['last'] < part['first'])} seeds"
+        )
+        lines.append((name, said))
+    return "\n".join(f"- {names}: {said}" for names, said in frames.fold(lines))
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ Eras: trl-0.14, trl-0.15, today.
 
 import itertools
 import pathlib
-from typing import Any
 
 import frames
 import recording
@@ -53,13 +52,18 @@ def table_suspects(folder: pathlib.Path) -> str:
     places = [f"{kind}, {trained}" for trained in ("full", "LoRA") for kind in KINDS]
     pattern = rf"matrix: (?P<name>.+?), (?P<place>{'|'.join(places)})"
     runs = frames.read_runs(folder, "peft_matrix", pattern, "trl-0.14")
-    names = [f"{family}, {dtype}" for family in ("Qwen2", "Llama") for dtype in DTYPES]
-
-    def reached(run: Any) -> str:
-        return f"{run['reached']} of {run['trainable']}{', ' if run['error'] else ''}{run['error'].split(':')[0]}"
-
-    head = ["trl 0.14", *(f"{trained}, {kind}" for kind, trained in (place.split(", ") for place in places))]
-    return frames.grid(head, runs, reached, name=names, place=places)
+    found: dict[str, list[str]] = {}
+    for name, part in runs.groupby("name", sort=False):
+        cells = {
+            run["place"]: f"{run['reached']} of {run['trainable']} {run['error'].split(':')[0]}".rstrip()
+            for run in part.to_dict("records")
+        }
+        said = "; ".join(
+            f"{trained}: " + ", ".join(f"{kind} {cells.get(f'{kind}, {trained}', 'not recorded')}" for kind in KINDS)
+            for trained in ("full", "LoRA")
+        )
+        found.setdefault(said, []).append(name)
+    return "\n".join(f"- {said} ({'; '.join(names)})" for said, names in found.items())
 
 
 def main() -> None:

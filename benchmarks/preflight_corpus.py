@@ -315,12 +315,12 @@ def table_preflight(folder: pathlib.Path) -> str:
     broken, healthy = runs[is_broken], runs[~is_broken]
     for half, part in broken.groupby("half"):
         counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
-        body.append([half, part["rules"].iloc[0], len(part), *counts, frames.count(part["first"])])
+        body.append([half, len(part), *counts, frames.count(part["first"])])
     accused = (~healthy["outcome"].isin(["silent", "not judged"])).sum()
     clean = runs["patched_clean"].dropna()
     return "\n".join(
         [
-            frames.markdown(["broken", "rules", "scripts", *outcomes, "cause first"], body),
+            frames.markdown(["broken", "scripts", *outcomes, "cause first"], body),
             "",
             f"- Named wrong: {(broken['outcome'] == 'named wrong').sum()} of {len(broken)}.",
             f"- Healthy: {accused} of {len(healthy)} accused, {(healthy['outcome'] == 'not judged').sum()} not judged.",

@@ -7,9 +7,6 @@ Three seeds each.
 Eras: trl-0.14.
 """
 
-import pathlib
-
-import frames
 import peft
 import recording
 
@@ -29,23 +26,6 @@ RUNS = {
     "notebook 03: gradients repaired": ("wrong_fix", True, True, True, False),
     "notebook 03: both repaired": ("right_fix", True, True, True, True),
 }
-
-
-CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
-
-
-def table_curves(folder: pathlib.Path) -> str:
-    """The run that is broken twice: what each repair does, k of n seeds."""
-    runs = frames.group_runs(frames.read_runs(folder, "rollout_curves", "curve: (?P<name>.+)"), CURVES, "name")
-    return frames.table(
-        ["run"],
-        runs.items(),
-        ("reward, first 10 steps", "first"),
-        ("last 10", "last"),
-        (f"accuracy after ({frames.median(runs[CURVES[0]]['accuracy_before'])} before)", "accuracy_after"),
-        ("rollouts sane", lambda runs: frames.count(runs["first"] > runs["accuracy_before"] - 0.08)),
-        ("learned", lambda runs: frames.count(runs["accuracy_after"] > runs["accuracy_before"] + 0.1)),
-    )
 
 
 def main() -> None:

@@ -176,22 +176,19 @@ def table_rounding_shares(folder: pathlib.Path) -> str:
             statistics.fmean(each["accuracy_after"]) - statistics.fmean(each["accuracy_before"])
             for each in (low, whole)
         ]
+        after = [frames.spread(part["accuracy_after"], ".3f") for part in (low, whole)]
         lines.append(
-            [rate, steps, frames.percent(low["first_step"]), frames.spread(low["accuracy_after"], ".3f"),
-             frames.spread(whole["accuracy_after"], ".3f"), f"{gains[0] / gains[1]:.0%}", len(low)]
-        )  # fmt: skip
-    head = ["learning rate", "steps", "changed by the first step, bfloat16", "accuracy after, bfloat16", "float32"]
-    return frames.markdown([*head, "of float32's gain", "seeds"], lines)
+            f"- rate {rate}, {steps} steps: the first step changes {frames.percent(low['first_step'])} of the weights; "
+            f"accuracy {after[0]}, in float32 {after[1]}: {gains[0] / gains[1]:.0%} of its gain"
+        )
+    return "\n".join(lines)
 
 
 def table_update_guard(folder: pathlib.Path) -> str:
     """Runs with the failure and without, and what the guard said of them."""
     runs = frames.read_runs(folder, "rounding", "(?!share).*").astype({"lost": bool, "alarm": bool})
-    lines = [
-        [era, frames.count(part[part["lost"]]["alarm"]), frames.count(part[~part["lost"]]["alarm"])]
-        for era, part in runs.groupby("era")
-    ]
-    return frames.markdown(["era", "runs with the failure that it found", "healthy runs that it warned of"], lines)
+    found, warned = (frames.count(part["alarm"]) for part in (runs[runs["lost"]], runs[~runs["lost"]]))
+    return f"- runs with the failure: found in {found}\n- healthy runs: warned of {warned}"
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ def table_names(folder: pathlib.Path) -> str:
     """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
     (figures,) = [each for each in frames.read_runs(folder, "signatures")["figures"] if "takes" in each]
     lines = zip(*(figures[column] for column in ("transformers", "takes", "other_name")))
-    return frames.markdown(["transformers", "Qwen2 takes", "the other name is"], lines)
+    return frames.markdown(["transformers", "Qwen2 takes", "the other name is"], frames.fold(lines))
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import frames
 import packaging.version
+import pandas
 import peft
 import psutil
 import recording
@@ -224,14 +225,12 @@ def table_step_guard(folder: pathlib.Path) -> str:
     runs = frames.read_runs(folder, "textbook", "cost: (?P<model>.+)")
     if runs.empty:
         return "NOT RUN."
-    return frames.table(
-        ["step", "era"],
-        frames.list_runs(runs, "model", "era"),
-        ("seconds", "step_seconds", ".3g"),
-        ("compared", "guarded_seconds", ".3g"),
-        ("peak, MiB", "peak_mib", ".0f"),
-        ("compared, MiB", "guarded_mib", ".0f"),
-    )
+    lines = []
+    for run in runs.to_dict("records"):
+        line = f"- {run['model']}: {run['step_seconds']:.3g} seconds, {run['guarded_seconds']:.3g} compared"
+        peak = f"; at most {run['peak_mib']:.0f} MiB, {run['guarded_mib']:.0f} compared"
+        lines.append(line if pandas.isna(run["peak_mib"]) else line + peak)
+    return "\n".join(lines)
 
 
 def main() -> None:

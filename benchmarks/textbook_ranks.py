@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import frames
-import pandas
 import recording
 import torch
 import transformers
@@ -157,20 +156,14 @@ def work_with_engine(*given: Any) -> None:
         work(*given)
 
 
-def say(run: pandas.Series) -> str:
-    """Return what a run's worst step showed: verdict, name, cosine and size."""
-    figures = [f"{run['cosine']:+.4f}", f"{run['size']:.4g}"] if pandas.notna(run.get("cosine")) else []
-    named = [run["named"]] if run["verdict"] == "found" and pandas.notna(run.get("named")) else []
-    return ", ".join([run["verdict"], *named, *figures])
-
-
 def table_textbook_ranks(folder: pathlib.Path) -> str:
-    """Two processes beside the textbook: each way of training, by release."""
-    runs = frames.read_runs(folder, "textbook_ranks", "way: (?P<way>.+)")
-    eras, ways = (list(dict.fromkeys(runs[column])) for column in ("era", "way"))
-    return frames.grid(
-        ["", *frames.version_heads(runs, eras, "trl")], runs, say, missing="not here", way=ways, era=eras
-    )
+    """Two processes beside the textbook, a line for each release and verdict: the ways, and the worst figures."""
+    runs, lines = frames.read_runs(folder, "textbook_ranks", "way: (?P<way>.+)"), []
+    for (era, verdict), part in runs.groupby(["era", "verdict"], sort=False):
+        (release,) = frames.version_heads(part, [era], "trl")
+        worst = f"cosine {part['cosine'].min():.4f}, size {part['size'].min():.4g} to {part['size'].max():.4g}"
+        lines.append(f"- {release}, {verdict}: {'; '.join(part['way'])} ({worst})")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -118,7 +118,8 @@ def relink(text: str, file: str, page: str) -> str:
 
 def stage(folder: pathlib.Path) -> None:
     """Write all pages into an empty folder."""
-    pages = {"notebooks.md": _list_of_notebooks(), "labs/index.md": _list_of_labs()}
+    front = relink((ROOT / "README.md").read_text(encoding="utf-8"), "README.md", "index.md")
+    pages = {"index.md": front + _contents(), "notebooks.md": _list_of_notebooks(), "labs/index.md": _list_of_labs()}
     for source in ROOT.glob("docs/**/*.md"):
         page = str(source.relative_to(ROOT / "docs"))
         text = relink(source.read_text(encoding="utf-8"), f"docs/{page}", page)
@@ -128,7 +129,7 @@ def stage(folder: pathlib.Path) -> None:
         text = (
             re.sub(r"\]\(([\w-]+\.md)?#", rf"](\1#{mark}", text) if mark else text
         )  # pages beside it have such labels too
-        pages[page] = text + (_contents() if page == "index.md" else "")
+        pages[page] = text
     pages |= {f"notebooks/{path.name}": _notebook(path) for path in notebooks()}
     pages |= {f"labs/{path.name}.md": _lab(path) for path in labs()}
     for name, text in pages.items():

@@ -34,13 +34,23 @@ def find_pages() -> list[pathlib.Path]:
     return [page for page in pages if MARK.search(page.read_text(encoding="utf-8"))]
 
 
+def table_figures() -> str:
+    """Return a line for each figure, with its unit where the text does not say it."""
+    lines = []
+    for figure in figures.table().values():
+        band = f"; healthy `{str(figure.healthy).removeprefix(figure.name).strip()}`" if figure.healthy else ""
+        is_plain = figure.unit in ("text", "yes or no") or figure.unit.split()[0] in figure.what
+        lines.append(f"- `{figure.name}`{'' if is_plain else f' ({figure.unit})'}: {figure.what}{band}\n")
+    return "".join(lines)
+
+
 def make_tables() -> dict[str, str]:
     """Return the text of each table, by name; the benchmarks are imported for it: ten seconds."""
     sys.path.append(str(ROOT / "benchmarks"))
     import frames
 
     files = sorted((EVIDENCE / "cpu").glob("*.json"))
-    return {"figures": figures.page()} | {
+    return {"figures": table_figures()} | {
         name: text for path in files for name, text in frames.make_tables(path).items()
     }
 

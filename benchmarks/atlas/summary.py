@@ -8,14 +8,14 @@ The table, `failurelab/failures/atlas.json`, has states alone; what was measured
 import html
 import json
 import pathlib
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import columns
 import measure
-import statements
 
-from failurelab import failures
 from failurelab.failures import atlas
 
 ROOT = measure.ROOT
@@ -126,20 +126,17 @@ another release changes, defaults too.
 ![Releases of trl from left to right, set-ups from top to bottom: no failure, silent, loud](../evidence/atlas.svg)
 
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
-option, or refuses the set-up. *Not measured*: preflight could not tell; the evidence says why. Open the picture by
-itself to see what was measured in a cell.
+option, or refuses the set-up. *Not measured*: preflight could not tell. Open the picture by itself to see what was
+measured in a cell.
 """
 HOW = """
 ## How it was measured
 
-Each release of trl was installed with what people could install on its day (the newest transformers, peft, accelerate
-and datasets of three days later, and the course's torch). Each row is one small training, judged by
-[preflight](preflight.md); nothing is read in source texts. A test holds the [registry](symptoms.md) to these cells, and
-`not_measured` in its files says why a statement has none. `make atlas` measures what is missing.
-
-`OnlineDPOTrainer` is that of `trl.experimental` from 0.26 on. Under ZeRO-3 one process trains on a CPU. A stand-in for
-the model's generation calls the tool. A `generate()` of one's own does not use trl, so it is asked of the releases of
-transformers, and is not in the picture.
+Each release of trl was installed with the newest transformers, peft, accelerate and datasets of its day, and each
+release of transformers with the newest trl of its day; torch is the course's. Each cell is one small training, judged
+by [preflight](preflight.md). From 0.26 on, `OnlineDPOTrainer` is that of `trl.experimental`. Under ZeRO-3 one process
+trains on a CPU. A `generate()` of one's own uses no trl, so it is not in the picture. `make atlas` measures what is
+missing. A failure's repair stands in the [index by symptom](symptoms.md).
 """
 STEP = "GRPOTrainer's step beside its definition"
 
@@ -152,28 +149,19 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     links = {stack: f"../evidence/{place}" for stack, place in find_places(records).items()}
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
     lines = [HEAD, "## Where it is found\n"]
-    lines += [
-        "| failure, set-up | trl, with what was there on its day | transformers | mended by |",
-        "| --- | --- | --- | --- |",
-    ]
-    found: dict[tuple[str, ...], list[str]] = {}
+    found: dict[str, list[str]] = {}  # set-ups of a step are one row: they differ in their options alone
     for row in rows:
-        spans = [
-            _spans(row.id, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))
-        ]
+        what = STEP if row.what.startswith(STEP) else row.what
+        found.setdefault(f"{', '.join(row.failures)}: {what}", []).append(row.id)
+    for what, ids in found.items():
+        spans = [_spans(ids, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))]
         if any(spans):
-            kind, _, options = row.what.partition(
-                ": "
-            )  # set-ups of a step that differ in their options alone are one row
-            what = f"{', '.join(row.failures)}: {kind if kind == STEP else row.what}"
-            found.setdefault((what, *spans, _threads(row)), []).extend([f"`{options}`"] * (kind == STEP))
-    for (what, *cells), options in found.items():
-        lines.append(f"| {what}{' ' * bool(options)}{'; '.join(options)} | {' | '.join(cells)} |")
-    lines += ['\n## Which passes print "None of the inputs have requires_grad"\n']
-    lines += ["How often it is printed in three steps with `use_reentrant=True`: in generation, scoring and training"]
-    lines += ["passes. In the first two it is harmless. In training passes tensors are without a gradient.\n"]
-    lines += ["| trl | full fine-tuning | frozen embeddings | `peft_config` |", "| --- | --- | --- | --- |"]
-    lines += [*_warned(measured), HOW]
+            options = f", with some of {len(ids)} sets of options" if ids[1:] else ""
+            where = [f"{package} {span}" for package, span in zip(("trl", "transformers"), spans) if span]
+            lines.append(f"- {what}{options} → {'; '.join(where)}")
+    lines += ['\n## When "None of the inputs have requires_grad" is no false alarm\n']
+    lines += ["It is harmless in passes of generation and scoring. In passes of training tensors are without a"]
+    lines += ["gradient; there it was printed, with `use_reentrant=True`:\n", *_warned(measured), HOW]
     states = [probe["state"] for record in records for probe in record.get("probes", ())]
     counts = ", ".join(f"{states.count(state)} {state}" for state in COLOURS)
     asked = sum(
@@ -203,7 +191,7 @@ def _errors(records: list[dict[str, Any]]) -> list[str]:
     for record in records:
         for probe in record.get("probes", ()):
             if probe["state"] == atlas.COULD_NOT_RUN:
-                error = probe["said"].rpartition(" ended in ")[2][:160]
+                error = re.split(" end(?:ed|s) in ", probe["said"])[-1][:100]
                 stacks.setdefault(error, []).append(record["stack"])
     return [
         f"- could not run: {', '.join(dict.fromkeys(names))} ({len(names)}): `{error}`"
@@ -212,40 +200,40 @@ def _errors(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _warned(records: list[dict[str, Any]]) -> list[str]:
-    """Return a row for the releases that follow each other and print the warning as often in the same passes."""
-    rows: list[list[str]] = []
-    for record in records:
-        said = [probe["said"] for probe in record["probes"] if probe["id"] == WARNING and probe["state"] == atlas.NONE]
-        release = record["pinned"]["trl"]
-        if said and rows and rows[-1][2] == said[0]:
-            rows[-1][1] = release
-        elif said:
-            rows.append([release, release, said[0]])
+    """Return a line for each model: the releases that print the warning in a pass of training."""
+    said = {
+        record["pinned"]["trl"]: [int(counts.rpartition("/")[2]) for counts in probe["said"].split(", ")]
+        for record in records
+        for probe in record["probes"]
+        if probe["id"] == WARNING and probe["state"] == atlas.NONE
+    }
     return [
-        f"| {first if first == last else f'{first} to {last}'} | {' | '.join(said.split(', '))} |"
-        for first, last, said in rows
+        f"- {model}: {_follow((release, counts[place] > 0) for release, counts in said.items()) or 'in no release'}"
+        for place, model in enumerate(("full fine-tuning", "frozen embeddings", "`peft_config`"))
     ]
 
 
-def _threads(row: atlas.Setup) -> str:
-    """Return the threads upstream by which what a row shows was mended, as the registry has them."""
-    threads = [stack.thread for _, has_it, stack in statements.rows() if not has_it and stack.asks(row.id)]
-    links = {thread: failures.Thread(thread, "").url for thread in threads if thread}
-    return ", ".join(f"[{thread}]({url})" for thread, url in links.items())
+def _spans(rows: list[str], records: list[dict[str, Any]], package: str, links: dict[str, str]) -> str:
+    """Return the releases in which one of these rows was found, with links."""
+    return _follow(
+        (
+            f"[{record['pinned'][package]}]({links[record['stack']]})",
+            any(probe["id"] in rows and probe["state"] in _FOUND for probe in record["probes"]),
+        )
+        for record in records
+    )
 
 
-def _spans(row: str, records: list[dict[str, Any]], package: str, links: dict[str, str]) -> str:
-    """Return the releases in which a row was found: those that follow each other as `first to last`, with links."""
+def _follow(releases: Iterable[tuple[str, bool]]) -> str:
+    """Return the releases in which something is so: those that follow each other as `first to last`."""
     spans: list[list[str]] = []
     before = False
-    for record in records:
-        there = any(probe["id"] == row and probe["state"] in _FOUND for probe in record["probes"])
-        link = f"[{record['pinned'][package]}]({links[record['stack']]})"
-        if there and before:
-            spans[-1][1] = link
-        elif there:
-            spans.append([link, link])
-        before = there
+    for release, is_so in releases:
+        if is_so and before:
+            spans[-1][1] = release
+        elif is_so:
+            spans.append([release, release])
+        before = is_so
     return ", ".join(first if first == last else f"{first} to {last}" for first, last in spans)
 
 

@@ -1,8 +1,8 @@
 """The index by symptom, made from the registry: docs/symptoms.md, and docs/zh/symptoms.md in Chinese.
 
 Who meets an error searches for its literal text: all of them stand on this page, so that a search finds it. Causes in
-full and what was said in each thread stay in the registry's files, which each failure links. The Chinese page has the
-same texts of errors, versions and links; its sentences stand in docs/zh/failures.toml.
+full and the threads stay in the registry's files, which each failure links. The Chinese page has the same texts of
+errors, versions and links; its sentences stand in docs/zh/failures.toml.
 """
 
 import pathlib
@@ -19,10 +19,11 @@ HEAD = """\
 
 [中文](zh/symptoms.md)
 
-For whoever has an error text, or a run that looks wrong: find the failure, check that you have it, repair it.
+For whoever has an error text, or a run that looks wrong.
 `failurelab symptoms train.log` looks a log up; `failurelab doctor --python PATH` tells which failures your versions
-have. Names such as `guards.GradientGuard` are in the package `failurelab` ([guards and repairs](repairs.md)).
-The file under *Cause* has the versions in which it is fixed, the change that did it, and all threads.
+have; `failurelab preflight train.py` measures most of them in your script ([how](preflight.md)). Names such as
+`guards.GradientGuard` are in the package `failurelab` ([guards and repairs](repairs.md)). The file under *Cause* has
+the threads upstream, and the change that fixed it.
 
 ## Texts in a log
 
@@ -55,7 +56,8 @@ def page() -> str:
     """Return the index as Markdown: literal texts first, then what silent failures look like, then each failure."""
     known = failures.all()
     texts = _list_by_sign((f"`` {text} ``", text, each) for each in known for text in each.symptoms)
-    signs = _list_by_sign((sign, sign, each) for each in known for sign in each.seen_as)
+    # In their order as text, so that what is said of the reward, or of grad_norm, stands together.
+    signs = sorted(_list_by_sign((sign, sign, each) for each in known for sign in each.seen_as))
     lines = [HEAD, *texts, "", "## What is seen where nothing is said", "", *signs]
     for failure in known:
         lines += ["", *_section(failure)]
@@ -120,11 +122,9 @@ def _section(failure: failures.Failure) -> list[str]:
 
 
 def _sources(failure: failures.Failure, up: str, notebook: str) -> str:
-    """Return links to the notebook, the registry's file and the first threads; `up` leads to the folder docs."""
+    """Return links to the notebook and to the registry's file; `up` leads to the folder docs."""
     page = [f"{notebook} [{failure.notebook[:2]}]({up}../notebooks/{failure.notebook}.ipynb)"] * bool(failure.notebook)
-    file = f"[{failure.id}.toml]({up}{FILES}/{failure.id}.toml)"
-    threads = ", ".join(f"[{thread.thread}]({thread.url})" for thread in failure.threads[:3])
-    return "; ".join([*page, file, *[threads] * bool(threads)])
+    return "; ".join([*page, f"[{failure.id}.toml]({up}{FILES}/{failure.id}.toml)"])
 
 
 def _layout(failure: failures.Failure, title: str, breaks: str, rows: list[tuple[str, str]]) -> list[str]:

@@ -22,7 +22,7 @@ from failurelab.failures import figures
 from failurelab.failures.loader import PACKAGES
 from failurelab_preflight.rewards.table import RewardTable
 
-SCHEMA = 2  # of the answer as JSON; docs/ci.md tables what changed
+SCHEMA = 2  # of the answer as JSON; docs/ci.md has its keys
 SEED = 0  # of each run
 
 

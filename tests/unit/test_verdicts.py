@@ -186,10 +186,10 @@ def test_no_groups_are_not_flat_groups():
     assert verdicts.judge(failures.get("F10"), [{"groups": 0, "flat_groups": 0}]).verdict == verdicts.NOT_CHECKED
 
 
-def test_each_mechanism_has_its_runs_and_each_figure_its_line():
+def test_each_mechanism_has_its_runs_and_each_figure_its_name():
     assert list(MECHANISMS) == list(RUNS)
     for figure in figures.table().values():
-        assert re.fullmatch(r"[a-z][a-z0-9_]*", figure.name) and f"- `{figure.name}` (" in figures.page()
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", figure.name)
 
 
 @pytest.mark.parametrize(

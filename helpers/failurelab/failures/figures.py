@@ -55,12 +55,3 @@ def _read(name: str, raw: Table) -> Figure:
     figure = Figure(name, raw.text("unit"), raw.text("what"), healthy)
     raw.done()
     return figure
-
-
-def page() -> str:
-    """Return a line for each figure as Markdown, for docs/figures.md."""
-    lines = []
-    for figure in table().values():
-        band = f"; healthy `{str(figure.healthy).removeprefix(figure.name).strip()}`" if figure.healthy else ""
-        lines.append(f"- `{figure.name}` ({figure.unit}): {figure.what}{band}")
-    return "\n".join(lines) + "\n"
