@@ -14,7 +14,6 @@ Eras: today.
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -49,28 +48,20 @@ def make_runtime(folder: pathlib.Path) -> pathlib.Path:
     return python
 
 
-def publish(folder: pathlib.Path) -> str:
-    """Lay out what is committed, as a repository's host gives it; return the repository's address."""
-    archive, script = folder / "archive" / "main.tar.gz", pathlib.Path("tools", "fetch_course.py")
-    (folder / "raw" / "main" / "tools").mkdir(parents=True)
-    shutil.copy(root() / script, folder / "raw" / "main" / script)
-    archive.parent.mkdir()
+def make_archive(folder: pathlib.Path) -> pathlib.Path:
+    """Pack what is committed, as a repository's host gives it; return the archive."""
+    archive = folder / "course.tar.gz"
     line = ["git", "-C", str(root()), "archive", "--prefix=grpo-failure-lab/", f"--output={archive}", "HEAD"]
     subprocess.run(line, check=True)
-    return folder.as_uri()
+    return archive
 
 
-def run(
-    notebook: pathlib.Path, course: str, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]
-) -> dict:
+def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]) -> dict:
     """Run a copy of a notebook, alone in a folder; return its seconds to the last cell, and what went wrong."""
     folder.mkdir(parents=True)
-    copy = folder / notebook.name
-    content = nbformat.read(notebook, as_version=4)
-    page = (root() / "docs" / "hosted.md").read_text(encoding="utf-8")
-    cell = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1]  # as readers copy it
-    cell = re.sub('^course = ".*"$', f'course = "{course}"', cell, flags=re.MULTILINE)
-    content.cells.insert(1, nbformat.v4.new_code_cell(cell))
+    copy, content = folder / notebook.name, nbformat.read(notebook, 4)
+    run_first = f"%run -n {root()}/tools/fetch_course.py\nfetch('{variables['FAILURELAB_COURSE']}')"
+    content.cells.insert(1, nbformat.v4.new_code_cell(run_first))
     nbformat.write(content, copy)
     kernels = folder / "jupyter" / "kernels" / _KERNEL
     kernels.mkdir(parents=True)
@@ -115,19 +106,7 @@ def run(
         error = f"{raised.ename}: {raised.evalue}"[:300]
     finally:
         jupyter_client.kernelspec.KernelSpecManager.kernel_dirs = kept
-    ran = nbformat.read(folder / "ran.ipynb", as_version=4)
-    said = [
-        line
-        for cell in ran.cells[:5]
-        for output in cell.get("outputs", [])
-        for line in output.get("text", "").splitlines()
-        if "installed" in line or line.startswith("era ")
-    ]
-    return {
-        "seconds": round(time.monotonic() - started),
-        "error": error,
-        "said": said,
-    }
+    return {"seconds": round(time.monotonic() - started), "error": error}
 
 
 def _size(folder: pathlib.Path) -> float:
@@ -155,7 +134,7 @@ def main() -> None:
         recording.end_not_run("the stand-in for a hosted runtime is measured on a CPU")
     with tempfile.TemporaryDirectory(prefix="hosted-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
-        course = publish(folder / "host")
+        course = make_archive(folder).as_uri()
         for wanted in options.notebooks:
             (notebook,) = (root() / "notebooks").glob(f"{wanted}_*.ipynb")
             given = options.cache != pathlib.Path()
@@ -170,14 +149,14 @@ def measure(notebook: pathlib.Path, state: str, course: str, cache: pathlib.Path
     """Open a notebook alone in a new runtime, and record what came of it; a failure ends the benchmark."""
     python = make_runtime(runtime)
     variables = {
+        "FAILURELAB_COURSE": course,
         "UV_CACHE_DIR": str(cache),
         "PIP_NO_CACHE_DIR": "1",
         "UV_FIND_LINKS": install.find_links(),
     }
     before = _size(cache) if cache.exists() else 0.0
-    metrics = run(notebook, course, python, runtime / "opened", variables)
+    metrics = run(notebook, python, runtime / "opened", variables)
     metrics["downloaded_gb"] = round(_size(cache) - before, 2)
-    metrics["course_gb"] = _size(runtime / "opened" / "course")
     shutil.rmtree(runtime, ignore_errors=True)
     print(notebook.stem, state, metrics, flush=True)
     if metrics["error"]:

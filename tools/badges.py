@@ -9,7 +9,6 @@ address in themselves. With --check nothing is written; status 1 names what is n
 import pathlib
 import re
 import sys
-import textwrap
 from typing import Any
 
 import nbformat
@@ -30,16 +29,15 @@ course = "ADDRESS"
 try:
     exec(urlopen(f"{course}/raw/main/tools/fetch_course.py").read())
     fetch(f"{course}/archive/main.tar.gz")
-except OSError as error:
-    line = f"{course} did not bring the course, {error}: run this again"
+except (OSError, EOFError, StopIteration) as error:
+    line = f"{course} did not bring the course, {error!r}: run this again"
     error._render_traceback_ = line.splitlines
-    raise
-"""
+    raise"""
 # Only there: a kernel of another environment, in a clone, must not fetch a second one.
 HOSTED = """import os
 
 if {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & {*os.environ}:
-"""
+    """
 
 
 class AddressError(Exception):
@@ -78,7 +76,7 @@ def make_badges(address: str, name: str) -> str:
 
 def make_fetch(address: str) -> str:
     """Return the cell that fetches the course on Colab and Kaggle, and does nothing elsewhere."""
-    return f"{HOSTED}{textwrap.indent(FETCH.replace('ADDRESS', address), '    ')}".rstrip()
+    return HOSTED + FETCH.replace("ADDRESS", address).replace("\n", "\n    ")
 
 
 def write_notebook(notebook: Any, name: str, address: str) -> None:
@@ -88,12 +86,8 @@ def write_notebook(notebook: Any, name: str, address: str) -> None:
     notebook.cells[0].source = "\n\n".join(filter(None, [title, make_badges(address, name), text]))
     cells = [cell for cell in notebook.cells if cell.id != "fetch"]
     if address:  # only a hosted runtime runs it
-        metadata = {
-            "jupyter": {"source_hidden": True},
-            "slideshow": {"slide_type": "skip"},
-            "tags": ["nbval-skip", "skip-execution"],
-        }
-        cells.insert(1, nbformat.v4.new_code_cell(make_fetch(address), id="fetch", metadata=metadata))
+        folded = cells[1].metadata | {"tags": ["nbval-skip", "skip-execution"]}
+        cells.insert(1, nbformat.v4.new_code_cell(make_fetch(address), id="fetch", metadata=folded))
     notebook.cells = cells
 
 

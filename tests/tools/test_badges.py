@@ -52,7 +52,7 @@ def test_without_an_address_nothing_links_to_one(root, capsys):
         assert "COLAB_RELEASE_TAG" not in text, name
     assert "git clone ADDRESS-OF-THIS-REPOSITORY" in (root / "README.md").read_text()
     copied = badges.FETCH.replace("ADDRESS", badges.PLACEHOLDER)
-    assert f"```python\n{copied}```" in (root / "docs" / "hosted.md").read_text()
+    assert f"```python\n{copied}\n```" in (root / "docs" / "hosted.md").read_text()
 
 
 def test_an_address_is_written_everywhere_and_taken_back(root, capsys):
@@ -133,7 +133,7 @@ def test_the_cell_says_in_a_line_why_the_course_did_not_come(tmp_path):
 
 
 def test_the_cell_brings_the_course_and_prepares_it(tmp_path):
-    """From an archive as a repository's host packs it, and from a folder where it lies already."""
+    """From an archive as a repository's host packs it."""
     package = tmp_path / "lab-main" / "helpers" / "failurelab_course"
     (package / "eras").mkdir(parents=True)
     (tmp_path / "lab-main" / "eras").mkdir()
@@ -145,8 +145,6 @@ def test_the_cell_brings_the_course_and_prepares_it(tmp_path):
     for _ in range(2):  # again after one that was cut off, over what is there
         assert open_alone(tmp_path / "alone", cell) == ["prepared", "opened"]
     assert open_alone(tmp_path / "twice", f"{cell}\n{cell}") == ["prepared", "prepared", "opened"]
-    lies = f"exec(open({str(SCRIPT)!r}).read())\nfetch({str(tmp_path / 'lab-main')!r})"
-    assert open_alone(tmp_path / "mounted", lies) == ["prepared", "opened"]
 
 
 def test_only_a_hosted_runtime_fetches_unasked(tmp_path):
