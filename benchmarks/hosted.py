@@ -58,7 +58,10 @@ def make_archive(folder: pathlib.Path) -> pathlib.Path:
 def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, variables: dict[str, str]) -> dict:
     """Run a copy of a notebook, alone in a folder; return its seconds to the last cell, and what went wrong."""
     folder.mkdir(parents=True)
-    copy = pathlib.Path(shutil.copy(notebook, folder))
+    copy, content = folder / notebook.name, nbformat.read(notebook, 4)
+    run_first = f"%run -n {root()}/tools/fetch_course.py\nfetch('{variables['FAILURELAB_COURSE']}')"
+    content.cells.insert(1, nbformat.v4.new_code_cell(run_first))
+    nbformat.write(content, copy)
     kernels = folder / "jupyter" / "kernels" / _KERNEL
     kernels.mkdir(parents=True)
     # The PATH has the system's programs, without those that a hosted runtime may lack.
@@ -102,19 +105,7 @@ def run(notebook: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, vari
         error = f"{raised.ename}: {raised.evalue}"[:300]
     finally:
         jupyter_client.kernelspec.KernelSpecManager.kernel_dirs = kept
-    ran = nbformat.read(folder / "ran.ipynb", as_version=4)
-    said = [
-        line
-        for cell in ran.cells[:4]
-        for output in cell.get("outputs", [])
-        for line in output.get("text", "").splitlines()
-        if "installed" in line or line.startswith("era ")
-    ]
-    return {
-        "seconds": round(time.monotonic() - started),
-        "error": error,
-        "said": said,
-    }
+    return {"seconds": round(time.monotonic() - started), "error": error}
 
 
 def _size(folder: pathlib.Path) -> float:
@@ -161,7 +152,6 @@ def measure(notebook: pathlib.Path, state: str, course: str, cache: pathlib.Path
     before = _size(cache) if cache.exists() else 0.0
     metrics = run(notebook, python, runtime / "opened", variables)
     metrics["downloaded_gb"] = round(_size(cache) - before, 2)
-    metrics["course_gb"] = _size(runtime / "opened" / "course")
     shutil.rmtree(runtime, ignore_errors=True)
     print(notebook.stem, state, metrics, flush=True)
     if metrics["error"]:

@@ -1,9 +1,9 @@
 """The repository's address, from the one file that has it to where readers meet it: python -m tools.badges [--check]
 
 It stands in CITATION.cff, as `repository-code: https://github.com/OWNER/NAME`. From there it is written into README's
-and the notebooks' badges, into the first cell of each notebook, which fetches the course on Colab and Kaggle, into the
-lines that readers copy, and into tools/rented.py. Without that line there are no badges, nothing is fetched unasked,
-and readers are told to put the address in themselves. With --check nothing is written; status 1 names what is not so.
+and the notebooks' badges, into a cell of each notebook that fetches the course on Colab and Kaggle, and into the lines
+that readers copy. Without that line there are no badges, nothing is fetched unasked, and readers are told to put the
+address in themselves. With --check nothing is written; status 1 names what is not so.
 """
 
 import pathlib
@@ -11,51 +11,37 @@ import re
 import sys
 from typing import Any
 
+import nbformat
+
 from failurelab_course.notebook_runs import notebooks as course
 from failurelab_course.notebook_runs import stored
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GITHUB = "https://github.com/"
 PLACEHOLDER = "ADDRESS-OF-THIS-REPOSITORY"
-ARCHIVE = "/archive/main.tar.gz"
 BADGES = re.compile(r"<!-- badges -->\n(.*?)<!-- end badges -->", re.DOTALL)
 # In pages: what readers copy.
-COPIED = re.compile(rf"(?<=git clone )\S+(?= grpo-failure-lab\b)|(?<=FAILURELAB_COURSE=)\S+(?={re.escape(ARCHIVE)})")
-# In a notebook's first cell, from a line to a line: how the course comes to where it is not installed.
-SHARED = re.compile(r"^except ImportError as error:\n.*?^    hosted\.prepare\(\)\n", re.MULTILINE | re.DOTALL)
-FETCH = """except ImportError as error:
-    import os
-    import pathlib
-    import shutil
-    import sys
-    import urllib.request
+COPIED = re.compile(r'(?<=git clone )\S+(?= grpo-failure-lab\b)|(?<=^course = ")\S+(?="$)', re.MULTILINE)
+# The cell that brings the course to where it is not installed; docs/hosted.md shows it to who opens a notebook alone.
+FETCH = """from urllib.request import urlopen
 
-    line = f"{error}. Next: clone this course, `make lab`, or docs/hosted.md"
-    home, source = map(os.getenv, ("FAILURELAB_HOME", "FAILURELAB_COURSE"))
-DEFAULT    try:
-        if source and not home:
-            file, _ = urllib.request.urlretrieve(source)
-            shutil.unpack_archive(file, "course", "gztar")
-            home = next(pathlib.Path("course").glob("*/eras")).parent
-    except (OSError, EOFError, StopIteration) as failed:
-        line = f"{source} did not bring the course, {failed!r}: run this again"
-    if not home:
-        error._render_traceback_ = lambda: [line]
-        raise
-    sys.path.insert(0, os.path.abspath(f"{home}/helpers"))
-    from failurelab_course.eras import hosted
-
-    hosted.prepare()
-"""
+course = "ADDRESS"
+try:
+    exec(urlopen(f"{course}/raw/main/tools/fetch_course.py").read())
+    fetch(f"{course}/archive/main.tar.gz")
+except (OSError, EOFError, StopIteration) as error:
+    line = f"{course} did not bring the course, {error!r}: run this again"
+    error._render_traceback_ = line.splitlines
+    raise"""
 # Only there: a kernel of another environment, in a clone, must not fetch a second one.
-DEFAULT = """    if {{"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"}} & {{*os.environ}}:
-        source = source or ("{address}"
-                            "{archive}")
-"""
+HOSTED = """import os
+
+if {"COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"} & {*os.environ}:
+    """
 
 
 class AddressError(Exception):
-    """The address is none that Colab and Kaggle open notebooks from, or a file lacks the place for it."""
+    """The address is none that Colab and Kaggle open notebooks from."""
 
 
 def read_address(root: pathlib.Path) -> str:
@@ -89,23 +75,20 @@ def make_badges(address: str, name: str) -> str:
 
 
 def make_fetch(address: str) -> str:
-    """Return what the first cells share: how the course comes to where it is not installed."""
-    return FETCH.replace("DEFAULT", DEFAULT.format(address=address, archive=ARCHIVE) if address else "")
+    """Return the cell that fetches the course on Colab and Kaggle, and does nothing elsewhere."""
+    return HOSTED + FETCH.replace("ADDRESS", address).replace("\n", "\n    ")
 
 
 def write_notebook(notebook: Any, name: str, address: str) -> None:
-    """Put the address into a notebook: badges under its title, and into its first cell.
-
-    Raises:
-        AddressError: its first code cell after the parameters has no place for it.
-    """
+    """Put the address into a notebook: badges under its title, and the cell that fetches; without one, neither."""
     title, _, text = notebook.cells[0].source.partition("\n\n")
     text = re.sub(r"\A\[!\[Open in .*\n\n", "", text)
     notebook.cells[0].source = "\n\n".join(filter(None, [title, make_badges(address, name), text]))
-    first = [cell for cell in notebook.cells if cell.cell_type == "code"][1]
-    if not SHARED.search(first.source):
-        raise AddressError(f"{name}: its first cell does not fetch the course. Next: copy that of another notebook")
-    first.source = SHARED.sub(lambda _: make_fetch(address), first.source)
+    cells = [cell for cell in notebook.cells if cell.id != "fetch"]
+    if address:  # only a hosted runtime runs it
+        folded = cells[1].metadata | {"tags": ["nbval-skip", "skip-execution"]}
+        cells.insert(1, nbformat.v4.new_code_cell(make_fetch(address), id="fetch", metadata=folded))
+    notebook.cells = cells
 
 
 def write_page(text: str, address: str, first: str) -> str:
@@ -116,7 +99,7 @@ def write_page(text: str, address: str, first: str) -> str:
 
 
 def write_all(root: pathlib.Path) -> dict[pathlib.Path, str]:
-    """Return the text that each file has to have, by its path; raises as `read_address` and `write_notebook`."""
+    """Return the text that each file has to have, by its path; raises as `read_address`."""
     address, texts = read_address(root), {}
     notebooks = course.find([], root / "notebooks")
     for each in notebooks:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tools.badges import SHARED
 from tools.site_pages import OPENING
 from tools.store_outputs import normalise
 
@@ -153,9 +152,8 @@ def _source(view: View) -> Found:
         lines = [line for line in cell.source.splitlines() if line.strip()]
         if (longest := max(map(len, lines))) > LINE:
             yield place, f"a line of {longest} characters scrolls sideways; at most {LINE}"
-        own = [line for line in SHARED.sub("", cell.source).splitlines() if line.strip()]
-        if len(own) > CELL:
-            yield place, f"{len(own)} lines of code; one idea a cell, at most {CELL}"
+        if len(lines) > CELL:
+            yield place, f"{len(lines)} lines of code; one idea a cell, at most {CELL}"
         if re.search(SHELL, cell.source, re.MULTILINE):
             yield place, "a shell line that fails passes unseen; use a %%bash cell, or subprocess.run(..., check=True)"
 

@@ -14,6 +14,7 @@ from tools import badges
 from failurelab_course import eras
 
 ADDRESS = "https://github.com/someone/grpo-failure-lab"
+SCRIPT = eras.root() / "tools" / "fetch_course.py"
 
 
 @pytest.fixture
@@ -50,6 +51,8 @@ def test_without_an_address_nothing_links_to_one(root, capsys):
         assert "colab-badge" not in text and "kernels/welcome" not in text, name
         assert "COLAB_RELEASE_TAG" not in text, name
     assert "git clone ADDRESS-OF-THIS-REPOSITORY" in (root / "README.md").read_text()
+    copied = badges.FETCH.replace("ADDRESS", badges.PLACEHOLDER)
+    assert f"```python\n{copied}\n```" in (root / "docs" / "hosted.md").read_text()
 
 
 def test_an_address_is_written_everywhere_and_taken_back(root, capsys):
@@ -64,7 +67,10 @@ def test_an_address_is_written_everywhere_and_taken_back(root, capsys):
     readme = after["README.md"]
     assert f"git clone {ADDRESS} grpo-failure-lab" in readme
     assert readme.count("main/notebooks/00_start_here.ipynb)") == 2
-    title, line, *text = cells(root, "09_rounded_away")[0].source.split("\n\n")
+    head, fetch, parameters = cells(root, "09_rounded_away")[:3]
+    assert fetch.id == "fetch" and f'course = "{ADDRESS}"' in fetch.source and parameters.source.startswith("device")
+    assert f'course = "{ADDRESS}"' in after["docs/hosted.md"]
+    title, line, *text = head.source.split("\n\n")
     place = "someone/grpo-failure-lab/blob/main/notebooks/09_rounded_away.ipynb)"
     assert line.count(place) == 2 and f"colab.research.google.com/github/{place}" in line
     was = "".join(json.loads(before["notebooks/09_rounded_away.ipynb"])["cells"][0]["source"])
@@ -84,60 +90,67 @@ def test_an_address_that_no_badge_can_open_is_one_line(root, value, capsys):
     assert {**texts(root), "CITATION.cff": ""} == {**before, "CITATION.cff": ""}
 
 
-def run(source, folder, monkeypatch, **variables):
-    """Run what first cells share, where the package is not installed; return the line that it ends in."""
-    monkeypatch.chdir(folder)
-    for name in ("FAILURELAB_HOME", "FAILURELAB_COURSE", "COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ImportError) as raised:
-        exec("try:\n    import failurelab_that_is_not_here\n" + source, {})
-    (line,) = raised.value._render_traceback_()
-    assert "\n" not in line
-    return line
+def publish(folder, archive):
+    """Lay out what the cell asks for, as a repository's host has it; return the repository's address."""
+    for name, file in (("archive/main.tar.gz", archive), ("raw/main/tools/fetch_course.py", SCRIPT)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if file:
+            shutil.copy(file, folder / name)
+    return folder.as_uri()
 
 
-def test_the_first_cell_says_in_a_line_why_the_course_did_not_come(tmp_path, monkeypatch):
-    """No address, no file, a file cut off in the middle, and one that holds no course."""
-    source = badges.make_fetch("")
-    assert "clone this course" in run(source, tmp_path, monkeypatch)
-    gone = (tmp_path / "gone.tar.gz").as_uri()
-    assert f"{gone} did not bring the course" in run(source, tmp_path, monkeypatch, FAILURELAB_COURSE=gone)
+def open_alone(folder, source):
+    """Run a cell in an empty folder, in a Python that knows nothing of the course; return its output and its line."""
+    folder.mkdir(exist_ok=True)
+    code = f"""
+try:
+    exec({source!r})
+    from failurelab_course import notebook
+except Exception as error:
+    print(*getattr(error, "_render_traceback_", lambda: [repr(error)])())
+"""
+    foreign = ("PYTHON", "COLAB", "KAGGLE")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    done = subprocess.run(
+        [sys._base_executable, "-I", "-S", "-c", code], cwd=folder, capture_output=True, text=True, env=variables
+    )
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_cell_says_in_a_line_why_the_course_did_not_come(tmp_path):
+    """No such place, no archive, one that was cut off in the middle, and one that holds no course."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "noise").write_bytes(bytes(range(256)) * 400)
-    other = shutil.make_archive(str(tmp_path / "other"), "gztar", tmp_path, "folder")
+    other = pathlib.Path(shutil.make_archive(str(tmp_path / "other"), "gztar", tmp_path, "folder"))
     cut = tmp_path / "cut.tar.gz"
-    cut.write_bytes(pathlib.Path(other).read_bytes()[:200])
-    for file in (other, str(cut)):
-        line = run(source, tmp_path, monkeypatch, FAILURELAB_COURSE=f"file://{file}")
-        assert "did not bring the course" in line and "run this again" in line
+    cut.write_bytes(other.read_bytes()[:200])
+    addresses = [(tmp_path / "nowhere").as_uri()]
+    addresses += [publish(tmp_path / f"host{number}", file) for number, file in enumerate((None, cut, other))]
+    for number, address in enumerate(addresses):
+        (line,) = open_alone(tmp_path / f"alone{number}", badges.FETCH.replace("ADDRESS", address))
+        assert f"{address} did not bring the course" in line and "run this again" in line
 
 
-def test_the_first_cell_brings_the_course_and_prepares_it(tmp_path):
-    """In a Python that knows nothing of it, from an archive as a repository's host packs it."""
+def test_the_cell_brings_the_course_and_prepares_it(tmp_path):
+    """From an archive as a repository's host packs it."""
     package = tmp_path / "lab-main" / "helpers" / "failurelab_course"
     (package / "eras").mkdir(parents=True)
     (tmp_path / "lab-main" / "eras").mkdir()
     for name, text in (("__init__", ""), ("notebook", "print('opened')"), ("eras/__init__", ""),
                        ("eras/hosted", "def prepare(): print('prepared')")):  # fmt: skip
         (package / f"{name}.py").write_text(text)
-    source = shutil.make_archive(str(tmp_path / "lab"), "gztar", tmp_path, "lab-main")
-    (tmp_path / "alone").mkdir()
-    code = "try:\n    from failurelab_course import notebook\n" + badges.make_fetch("")
-    code += "    from failurelab_course import notebook\n"
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("FAILURELAB", "PYTHON"))}
+    address = publish(tmp_path / "host", shutil.make_archive(str(tmp_path / "lab"), "gztar", tmp_path, "lab-main"))
+    cell = badges.FETCH.replace("ADDRESS", address)
     for _ in range(2):  # again after one that was cut off, over what is there
-        done = subprocess.run(
-            [sys._base_executable, "-I", "-S", "-c", code], cwd=tmp_path / "alone", capture_output=True, text=True,
-            env=variables | {"FAILURELAB_COURSE": f"file://{source}"},
-        )  # fmt: skip
-        assert done.stdout.split() == ["prepared", "opened"], done.stderr
+        assert open_alone(tmp_path / "alone", cell) == ["prepared", "opened"]
+    assert open_alone(tmp_path / "twice", f"{cell}\n{cell}") == ["prepared", "prepared", "opened"]
 
 
-def test_only_a_hosted_runtime_fetches_unasked(tmp_path, monkeypatch):
-    source = badges.make_fetch(f"file://{tmp_path}/there")
-    assert "clone this course" in run(source, tmp_path, monkeypatch)
+def test_only_a_hosted_runtime_fetches_unasked(tmp_path):
+    source = badges.make_fetch((tmp_path / "there").as_uri())
+    (line,) = open_alone(tmp_path / "clone", source)
+    assert "ModuleNotFoundError" in line
     for name in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
-        line = run(source, tmp_path, monkeypatch, **{name: "x"})
-        assert "there/archive/main.tar.gz did not bring the course" in line
+        (line,) = open_alone(tmp_path / name, f"import os\nos.environ[{name!r}] = 'x'\n{source}")
+        assert "there did not bring the course" in line

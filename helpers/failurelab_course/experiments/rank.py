@@ -9,8 +9,6 @@ that rank for a block, and the script runs with trl's own trainer and accelerate
 - `train()` of every Trainer ends where accelerate has accepted the model, because a GPU that is not there computes
   nothing: `accepted` of the trainer is then true. Where accelerate refuses it the process would end, so that what runs
   next in the block begins as a process does: a cell that a reader runs twice ends in the same error twice.
-
-`until_wrapped` is such a rank in today's stack, with the whole of trl's trainer up to DistributedDataParallel.
 """
 
 import contextlib
@@ -23,7 +21,6 @@ import transformers
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
-from failurelab import simulate
 from failurelab.simulate import loads, node
 
 COMMAND = "accelerate launch --num_processes 2 train.py"
@@ -62,36 +59,3 @@ def _load_on_cpu(call: loads.Call) -> transformers.PreTrainedModel:
     if in_4bit:
         loads.mark_as_4bit(model, loads.resolve_map(device_map, model, in_4bit, torch.cuda))
     return model
-
-
-class _Accepted(Exception):
-    """accelerate has accepted the model, and would now wrap it for several processes."""
-
-
-@contextlib.contextmanager
-def until_wrapped(rank: int) -> Iterator[list[str]]:
-    """Be this rank of two simulated devices, in today's stack, until the block's trainer has its model accepted.
-
-    The block ends where `train()` has accelerate wrap the model in DistributedDataParallel, for that needs the other
-    rank. Nothing can be moved to a device that is not there: yields a list of those that the model was asked to go to.
-    `simulate.devices(2)` comes first, once in a process.
-    """
-    moves: list[str] = []
-    move = torch.nn.Module.to
-
-    def to(module: torch.nn.Module, *places: Any, **options: Any) -> torch.nn.Module:
-        if not places or not str(places[0]).startswith(simulate.NAME):
-            return move(module, *places, **options)
-        moves.append(str(places[0]))
-        return module
-
-    def wrap(*_: Any, **__: Any) -> None:
-        raise _Accepted
-
-    with (
-        contextlib.suppress(_Accepted),
-        simulate.ranks(GPUS, rank=rank),
-        mock.patch.object(torch.nn.Module, "to", to),
-        mock.patch.object(torch.nn.parallel.DistributedDataParallel, "__init__", wrap),
-    ):
-        yield moves

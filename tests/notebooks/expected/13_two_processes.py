@@ -1,50 +1,35 @@
-"""Notebook 13: rank 1 trains with rank 0's advantages; cut at the right place, two processes learn as one does."""
+"""Notebook 13: by its own tokens a process takes another step; by those of all, half of it; by their mean, it."""
 
 
 def check(result):
-    broken, repaired = (result.figures(case=f"notebook 13: {name}") for name in ("two processes", "two, repaired"))
-    runs = result.figures(case="notebook 13: runs")
-    assert broken["copied"] and broken["cosine"] < 0.99  # +0.94 with seed 2
-    assert broken["cosines"][0] > 0.999 and abs(broken["cosines"][1]) < 0.95
-    assert "advantages mixed between ranks" in runs["reason"]
-    assert not repaired["copied"] and min(repaired["cosine"], *repaired["cosines"]) > 0.999
-    assert repaired["late"] > broken["late"] + 0.06 and abs(repaired["late"] - runs["alone"]) < 0.08
-    assert runs["twice"] < runs["alone"] - 0.08 and runs["cosine"] > 0.999  # no rate turns a step round
-    assert sum(runs["one_line"]) / len(runs["one_line"]) < 0.9
+    alone, broken, by_all, repaired = (
+        result.figures(case=f"notebook 13: {name}")
+        for name in ("one process", "two processes", "divided by all", "repaired")
+    )
+    few, many = broken["tokens"]
+    assert many > 1.3 * few and broken["cosine"] < 0.998 and abs(broken["size"] - 1) > 0.05, broken
+    assert "each rank divides by its own tokens" in broken["reason"], broken
+    assert by_all["cosine"] > 0.999 and abs(by_all["size"] - 0.5) < 0.01, by_all
+    assert "divided by the number of ranks once too often" in by_all["reason"], by_all
+    for healthy in (alone, repaired):
+        assert healthy["cosine"] > 0.999 and abs(healthy["size"] - 1) < 0.01, healthy
 
 
-# Wrong answers to the exercise: which rows belong to a process.
+# Wrong answers to the exercise: what a process divides by.
 
+HEAD = "def divisor(counts):\n    return "
 WRONG = [
-    (
-        "def own_rows(values, rank, counts):\n    return values[:counts[0]] if rank == 0 else values[-counts[rank]:]",
-        "rank 1 of three",
-    ),
-    ("def own_rows(values, rank, counts):\n    return values[:counts[rank]]", "rank 1 of two, three rows each"),
-    ("def own_rows(values, rank, counts):\n    return values[rank::len(counts)]", "rank 0 of two, three rows each"),
-    (
-        "def own_rows(values, rank, counts):\n    return values[rank * counts[rank]:(rank + 1) * counts[rank]]",
-        "with four rows and two",
-    ),
-    (
-        "def own_rows(values, rank, counts):\n    start = counts[rank - 1] if rank else 0\n"
-        "    return values[start:start + counts[rank]]",
-        "rank 2 of three",
-    ),
-    ("def own_rows(values, rank, counts):\n    return values[sum(counts[:rank]):]", "and no others"),
-    (
-        "def own_rows(values, rank, counts):\n    start = sum(counts[:rank])\n"
-        "    return list(values[start:start + counts[rank]])",
-        "as a tensor",
-    ),
+    (HEAD + "sum(counts)", "half the divisor undoes it"),
+    (HEAD + "counts[0]", "two processes with 9 and 3"),
+    (HEAD + "sum(counts) / sum(count > 0 for count in counts)", "is averaged in, too"),
+    (HEAD + "sum(counts) // len(counts)", "need not be a whole number"),
+    (HEAD + "counts", "Alone, a process divides by its tokens"),
+    (HEAD + "sum(counts) * len(counts)", "half the divisor undoes it"),
 ]
-RIGHT = [
-    "def own_rows(values, rank, counts):\n    return values.split(counts)[rank]",
-    "import torch\ndef own_rows(values, rank, counts):\n    return torch.split(values, counts)[rank]",
-]
+RIGHT = ["import statistics\n" + HEAD + "statistics.mean(counts)"]
 
-# The diff: with it each process trains with what its own rows earned, so that the step is GRPO's. In two
-# processes. The step after the script's own is held beside its definition.
+# The diff: with it a token counts alike in each process, so that the step is GRPO's. In two processes. The step
+# after the script's own is held beside its definition.
 
 PROCESSES, ARGUMENTS = 2, ["models/tiny-qwen2", "0"]
 BEFORE = """
@@ -63,4 +48,4 @@ report = comparison.report
 metrics = {"verdict": report.verdict, "cosine": report.apart.cosine}
 healed = report.verdict == "HELD"
 """
-SHORT = [("max_steps=40", "max_steps=1")]
+SHORT = [("max_steps=20", "max_steps=1")]

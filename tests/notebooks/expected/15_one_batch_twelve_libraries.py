@@ -10,8 +10,6 @@ def check(result):
     assert broken["cosine"] < 0.99 and abs(broken["size"] - 1) > 0.05
     assert repaired["cosine"] > 0.9999 and abs(repaired["size"] - 1) < 1e-4
     assert abs(libraries["long_row"] - 2 / 3) < 1e-6  # 12 / (2 * 9)
-    k1, k2, k3 = libraries["moved"]
-    assert k1 < 1e-9 and min(k2, k3) > 0.1
     assert libraries["differ"] == ["trl's AsyncGRPOTrainer"]
     assert libraries["trl"] == [] and libraries["trl_async"] == ["mean of means, each over all ranks"]
     assert libraries["hunt"] == ["ratio is 1", "old has no effect", "epsilon_high has no effect"]
