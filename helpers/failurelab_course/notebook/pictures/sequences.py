@@ -43,3 +43,28 @@ def shares(axes: Any, measured: Mapping[str, tuple[Sequence[int], Sequence[float
     axes.plot([], [], color="0.3", linestyle="-", linewidth=1.5, label="exp(−Tσ²)")
     axes.set(xlabel="tokens T", ylabel="share of the batch", ylim=(0, 1.05), title="what is left")
     axes.legend(loc=(0.42, 0.42), fontsize=9)
+
+
+def weights(axes: Any, values: torch.Tensor, title: str, cap: float = 3.0) -> None:
+    """Draw the weights of a batch from the smallest to the largest, those above the cap as left out.
+
+    Args:
+        axes: matplotlib's.
+        values: one weight for each completion, (completions,).
+        title: such as the share of the batch.
+        cap: above it trl's default leaves a completion out.
+    """
+    ordered = values.sort().values
+    for place, value in enumerate(ordered.tolist()):
+        left_out = value > cap
+        axes.bar(
+            place, min(value, 4.6), width=0.85, color="white" if left_out else MANY,
+            edgecolor=FEW if left_out else MANY, hatch="////" if left_out else "", linewidth=0.8,
+        )  # fmt: skip
+        if value > 4.6:
+            axes.text(place, 4.6, "↑", ha="center", va="bottom", fontsize=7, color=FEW)
+    axes.axhline(cap, color=FEW, linestyle="--", linewidth=1.2)
+    axes.text(0, cap + 0.1, "above 3: left out", color=FEW, fontsize=9, va="bottom")
+    axes.axhline(1, color="0.4", linestyle=":", linewidth=1.2)
+    axes.set(xlabel="completions, sorted", ylabel="weight", ylim=(0, 5), xticks=[], title=title)
+    axes.grid(visible=False)
