@@ -10,7 +10,9 @@ def check(result):
             assert share < 0.7 * able if garbage else abs(share - able) < 0.01, (name, kind, share)
     found = result.figures(case="notebook 02")
     assert found["first"] < found["by_hand"] - 0.05, found
-    assert abs(found["undone"] - able) < 0.01
+    with_it, without = found["one_line"]  # of notebook 00's step
+    assert with_it < without - 0.05, found
+    assert abs(found["undone"] - able) < 0.01 and abs(found["undone_new"] - able) < 0.01
     assert found["callback"] < 0.3 * able and abs(found["callback_today"] - able) < 0.01
     for name in ("nowhere", "model.config", "model.generation_config", "trainer.generation_config"):
         assert (found[name] > found["by_hand"] - 0.05) == name.startswith("trainer"), (name, found)

@@ -1,5 +1,6 @@
 """What `generate` hands to the model at each token, and what the model's cache holds: a row of boxes for each call."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,3 +52,23 @@ def _draw_boxes(axes: Any, row: int, handed: int, held: int, length: int) -> Non
         axes.add_patch(box)
         if not hatch:
             axes.text(place + 0.5, -row - 0.4, str(place + 1), ha="center", va="center", fontsize=8, color=ink)
+
+
+def agreement(axes: Any, agree: Sequence[bool], switches: Mapping[str, str]) -> None:
+    """Draw which answers are those of eval mode: white; each of the others is a dark square.
+
+    Args:
+        axes: matplotlib's.
+        agree: for each prompt a+b=, all b of the first a first; as many of the one as of the other.
+        switches: the setting, for the title.
+    """
+    import numpy
+
+    side = math.isqrt(len(agree))
+    axes.imshow(~numpy.reshape(agree, (side, side)), cmap="Greys", vmin=0, vmax=1)
+    words = [f"{name}: {value}" for name, value in switches.items()]
+    axes.set_title("\n".join([*words, f"{numpy.mean(agree):.0%} the same"]), fontsize=9, fontweight="normal")
+    axes.set(xticks=[], yticks=[], xlabel="b in a+b=", ylabel="a")
+    axes.grid(False)
+    for edge in axes.spines.values():
+        edge.set_visible(True)
