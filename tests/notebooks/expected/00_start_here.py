@@ -3,8 +3,9 @@
 
 def check(result):
     found = result.figures(case="notebook 00")
-    # The step on one screen is trl's: in direction and size. Its loss is near 0.
+    # The step on one screen is trl's: in direction and size. Its loss is near 0, and it learns all the same.
     assert found["cosine"] > 0.9999 and abs(found["size"] - 1) < 1e-3 and abs(found["loss"]) < 0.05, found
+    assert found["own"][0] > found["by_hand"] - 0.05 and found["own"][-1] > found["by_hand"] + 0.05, found
     assert found["first"] > found["by_hand"] - 0.05 and found["last"] > found["first"] + 0.1, found
     assert found["first_cut"] < found["by_hand"] - 0.2, found
     assert found["grad_norm_long"] == 0 and found["clipped"] > 0.99 and found["same"] == [], found
