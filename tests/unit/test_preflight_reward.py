@@ -336,21 +336,9 @@ def test_tags_that_the_trainer_leaves_out_where_it_decodes(special, tokenizer):
     assert all("'</answer>' and '<answer>' are special tokens" in finding.evidence for finding in findings)
 
 
-MARKED = "Work between <begin_work> and <finish_work>. Then give the number between <FINAL> and </FINAL>."
 ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
 IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"
 EXAMPLE = "Think inside <think></think>, then the plain result: <think>\n1 and 1 are two\n</think>\n2"
-
-
-def marked(end=""):
-    """Return a reward for the number behind markers, two of which are no pair of tags."""
-    pattern = re.compile(rf"<begin_work>.+?<finish_work>\s*<FINAL>(.+?)</FINAL>{end}", re.DOTALL)
-
-    def read(completions, answer, **_):
-        matches = [pattern.search(text(completion)) for completion in completions]
-        return [float(bool(match) and match[1].strip() == right) for match, right in zip(matches, answer)]
-
-    return read
 
 
 def boxed(completions, answer, **_):
@@ -371,11 +359,6 @@ def by_prompt(completions, answer, **_):
 
 def always_well(completions, **_):
     return [1.0 if text(completion) is not None else 0.0 for completion in completions]
-
-
-def boxed_at_the_end(completions, answer, **_):
-    found = [re.search(r"The final answer is: \$\\boxed\{(.+?)\}\$", text(completion)) for completion in completions]
-    return [float(bool(match) and match[1] == right) for match, right in zip(found, answer)]
 
 
 @pytest.mark.parametrize("function", [ones, all_none, unknown_form])
@@ -684,19 +667,17 @@ def in_plain_text(completions, answer, **_):
 
 
 def test_forms_are_read_off_a_function():
-    """Its patterns and tags say how it wants an answer, also through a function that it calls, and without groups."""
+    """Its tags and texts say how it wants an answer, also through a function that it calls."""
 
-    def written(function, answer="42", reasoning="I add."):
-        own = patterns.own_forms(signature.texts(function), signature.reads_json(function), answer)
-        return [patterns.fill(form, answer, reasoning) for form in own]
+    def written(function):
+        own = patterns.own_forms(signature.texts(function), signature.reads_json(function))
+        return [patterns.fill(form, "42", "I add.") for form in own]
 
     assert "<reasoning>I add.</reasoning><result>42</result>" in written(tagged)
-    assert written(unread_numbers) == ["<answer>42</answer>"]
-    assert written(unread_numbers, "Paris") == []  # it can match no word
-    assert "<t>a\nb</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), reasoning="a\nb")
-    either = written(matches(r"(?i)answer is (\w+)|So: (?P<said>[^(\]]+)"))
-    assert {"answer is 42", "So: 42"} <= set(either)
-    assert written(matches("(")) == []  # no pattern
+    assert "<answer>42</answer>" in written(unread_numbers)
+    assert "<t>I add.</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"))
+    assert any('"result": "42"' in form for form in written(json_reward("result")))
+    assert not any("P<said>" in form or "<said>" in form for form in written(matches("So: (?P<said>.*)")))
 
 
 @pytest.mark.parametrize(
@@ -987,7 +968,6 @@ def compares(completions, answer, **_):
 NUMBERS = PLAIN | {"answer": [7, 11, 17, 42]}
 MISSING = PLAIN | {"answer": ["7", "11", None, "42"]}
 LATER = {name: 48 * values for name, values in KINDS.items()}
-FINAL = "Think. Finish with: The final answer is: $\\boxed{number}$."
 R1_TAGS, XML_TAGS = r"^<think>.*?</think>\s*<answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
 IDEA_TAGS = r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>"
 NOTE_TAGS = r"^<note>.*?</note>\s*<out>.*?</out>$"
@@ -1066,7 +1046,7 @@ CASES = [
     # #6966, where the prompt ends with the tag.
     Case("FOUND F14:line breaks @0 tried, HELD F10", [matches(R1_TAGS.replace(r"\s*", "")), last_number], told(R1)),
     Case(WELL_BUT_0, [matches(R1_TAGS, re.S), last_number], told(R1)),
-    Case(FORM, [matches(XML_TAGS + r"</answer>\s*$", re.S), last_number], told(XML)),
+    Case(WELL_BUT_0, [matches(XML_TAGS + r"</answer>\s*$", re.S), last_number], told(XML)),
     Case(
         WELL_BUT_0,
         [matches(XML_TAGS.replace("?n<", r"?\n<") + r"</answer>\s*$", re.S), last_number],
@@ -1075,16 +1055,12 @@ CASES = [
     Case(FORM, [matches(r"^<think>.*?</think>", re.S), last_number], CHAT, OPENED),
     Case(WELL_BUT_0, [matches(r"^(<think>)?.*?</think>", re.S), last_number], CHAT, OPENED),
     # A form that the prompt shows is to be paid; the same words laid out otherwise are another form.
-    Case(WELL, marked(), told(MARKED)),
-    Case(FORM, marked(), told(MARKED.replace("begin_work", "work"))),
     Case("HELD F10, NOT CHECKED F14 @0", matches(NOTE_TAGS), told(ONE_LINE)),
     Case("FOUND F14:line breaks @0 tried, HELD F10", matches(NOTE_TAGS), told(ONE_LINE.replace("in one line ", ""))),
     Case("HELD F10, NOT CHECKED F14 @0", matches(IDEA_TAGS + r"\s*$", re.S), told(IDEA)),
     Case(FORM, matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), told(IDEA)),
     Case(FORM, boxed, told(EXAMPLE)),
     Case(WELL, last_number, told(EXAMPLE)),
-    Case(WELL, boxed_at_the_end, told(FINAL)),
-    Case(FORM, boxed_at_the_end, told("Use \\boxed{}.")),
     Case("FOUND F14:form @0 tried", in_both, told("Write <answer>it</answer>.")),
     Case(WELL_BUT_1, [exact, ended], CHAT),
     Case(WELL, as_number, FLOATS),

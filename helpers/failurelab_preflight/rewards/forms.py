@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab_preflight.rewards import asking, signature
+from failurelab_preflight.rewards import signature
 from failurelab_preflight.rewards.patterns import ANSWER, REASONING, fill, own_forms
 from failurelab_preflight.rewards.references import is_conversation, other_answer, readings
 
@@ -46,7 +46,6 @@ _COMMON = {
 _OTHERS = {"empty": "", "no answer": NO_ANSWER, "long": "The cat sat on the mat. " * 8}
 _VARIANTS = 3  # ways to write one reference
 _MOST_SHOWN = 6
-_SECONDS = 10.0  # for all patterns of a script
 _ANSWER_TAG = re.compile(r"answer|solution|result|final|output|response|json", re.IGNORECASE)
 _PAIR = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _FENCED = re.compile(r"```(\w*)[ \t]*\n(.*?)```", re.DOTALL)
@@ -100,12 +99,12 @@ def make(
     """
     known = [readings(row.get(column))[:_VARIANTS] if column else [] for row in rows]
     choices = list(dict.fromkeys(answers[0] for answers in known if answers))
-    own = _own_forms(functions, [answer for answers in known for answer in answers or ["4"]])
+    own = [form for each in functions for form in own_forms(signature.texts(each), signature.reads_json(each))]
     written: list[Completion] = []
     for number, (row, answers) in enumerate(zip(rows, known)):
         for variant, answer in enumerate(answers or ["4"]):
             pair = [("right", answer), ("wrong", other_answer(answer, choices))] if answers else [("other", answer)]
-            for name, form, shown in _forms(row["prompt"], own.get(answer, ()), not variant):
+            for name, form, shown in _forms(row["prompt"], list(dict.fromkeys(own)), not variant):
                 if name == "unit" and not answer.isdecimal():
                     continue
                 inside = bool(re.search(rf"{REASONING}\s*</", form)) or name in _COMMON
@@ -123,20 +122,6 @@ def make(
         others |= {"cut in the middle": longest[: len(longest) // 2]} if longest else {}
         written += [Completion(number, "none", name, text) for name, text in others.items()]
     return list({(each.row, each.worth, each.text): each for each in reversed(written)}.values())[::-1]
-
-
-def _own_forms(functions: Sequence[Any], answers: Sequence[str]) -> dict[str, list[str]]:
-    """Return the forms of the functions' own patterns for each answer, written in a process of its own."""
-    known = [(signature.texts(function), signature.reads_json(function)) for function in functions]
-
-    def write() -> dict[str, list[str]]:
-        own = {
-            answer: [form for each in known for form in own_forms(*each, answer)] for answer in dict.fromkeys(answers)
-        }
-        return {answer: list(dict.fromkeys(forms)) for answer, forms in own.items()}
-
-    forms = asking.in_fork(write, _SECONDS)
-    return forms if isinstance(forms, dict) else {}
 
 
 def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, str, bool]]:

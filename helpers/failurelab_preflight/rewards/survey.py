@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab_preflight.rewards import figures, forms, patterns, signature
+from failurelab_preflight.rewards import figures, forms, signature
 from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.forms import Completion
 from failurelab_preflight.rewards.inputs import OWN, Inputs
@@ -103,9 +103,6 @@ def survey(
     notes = [*scale_notes(table, [weights[place] for place in places])]
     if part := examined[0].part if examined else 0:
         notes.append(f"the functions were called with {part} completions at a time, as each process calls them")
-    notes += (
-        [] if patterns.is_known() else ["hypothesis is not installed here, so no completion has a pattern's own form"]
-    )
     return dataclasses.replace(table, notes=notes)
 
 
