@@ -187,7 +187,6 @@ class Reporter:
         self.script: repairs.EditableScript | None = None
         self.demands_gpu = False
         self.refuses_cut: list[str] = []
-        self.explained: dict[str, Any] = {}
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -212,7 +211,7 @@ class Reporter:
         """Write the answers into the report, or beside it by another suffix."""
         findings = [self._with_changes(finding) if finding.undo else finding for finding in self.answers]
         answer = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
-        answer.demands_gpu, answer.refuses_cut, answer.explained = self.demands_gpu, self.refuses_cut, self.explained
+        answer.demands_gpu, answer.refuses_cut = self.demands_gpu, self.refuses_cut
         answer.in_force, answer.measured = self.in_force, self.measured
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(answer.to_json()))
@@ -364,7 +363,6 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
-            explained=self.spec.get("explained", {}),
             own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
@@ -420,10 +418,9 @@ class WatchedScript:
         self.report.answers += raised
         self.report.say("judging what was seen")
         self._ask(listening, training)
-        if step.compared:  # the whole gradient tells for which tokens the scores are
+        if step.tells_rows:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), training)
-        self.report.explained = step.explained
         self.report.notes += training.notes
         self.report.rewards = training.rewards
         self.report.end(error, [*self._cuts(trainer, training), *dict.fromkeys(own_draws)])

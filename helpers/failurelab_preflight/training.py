@@ -85,8 +85,6 @@ class Training:
         ended: whether completions of one length, as the model drew them, were ended by `judges.textbook`, so that the
             log does not tell how many reach the limit.
         flat: whether the trainer gets equal rewards in this step, so that a penalty alone has a gradient.
-        explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
-            `judges.textbook` wrote it; empty where there is none.
         own: whether a file of code is the script's own, by its path.
         notes: what judges have to tell beside their findings.
     """
@@ -112,7 +110,6 @@ class Training:
     rates: list[float] = dataclasses.field(default_factory=list)
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     flat: bool = False
-    explained: dict[str, Any] = dataclasses.field(default_factory=dict)
     own: Callable[[str], bool] = lambda file: False
     notes: list[str] = dataclasses.field(default_factory=list)
 
