@@ -211,18 +211,6 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
     assert answer.verdict is Verdict.HELD and "mask_truncated" not in answer.evidence.partition("does not show")[2]
 
 
-@pytest.mark.parametrize(("limit", "ended"), [(1, True), (24, False)])
-def test_what_was_ended_by_the_judge_is_noted(limit, ended, model, tokenizer, tmp_path):
-    """Of completions that all had one length the log does not tell how many reach the limit."""
-    with torch.no_grad():
-        model.lm_head.weight *= 0.05  # each token is about as likely, so that lengths differ where the limit lets them
-    training = Training(trainer(model, tokenizer, tmp_path, max_completion_length=limit), {}, small=False)
-    step = StepJudge(training)
-    with step.listening():
-        training.trainer.train()
-    assert training.ended is ended
-
-
 def test_a_mask_that_is_shifted_shows_where_completions_had_one_length(model, tokenizer, tmp_path):
     """They are ended at other places then: a mask of ones, rolled by one, was HELD."""
 

@@ -32,17 +32,8 @@ def judge_refused(said: str, undo: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def judge_dataset(training: Training) -> Iterator[Finding]:
-    """Tell a dataset without a length and a run without a number of steps; note rows that all have one prompt."""
-    if not generates(training.trainer):
-        return
-    prompts = [row["prompt"] for row in prompted(training, _ROWS)]
+    """Note rows that all have one prompt."""
+    prompts = [row["prompt"] for row in prompted(training, _ROWS)] if generates(training.trainer) else []
     if len({repr(prompt) for prompt in prompts}) == 1:
         training.notes.append(f"all {len(prompts)} rows that were read have one prompt, {quote(last_text(prompts[0]))}")
-    endless = training.dataset is not None and not hasattr(training.dataset, "__len__")
-    if endless and (training.arguments.get("max_steps") or -1) <= 0:
-        kind = type(training.dataset).__name__
-        said = f"train_dataset is of the class {kind}, which has no length, and max_steps is not set"
-        repair = "Set max_steps to the optimizer steps that you want."
-        tried = f"with max_steps={training.trainer.args.max_steps}, of the cut, it trains"
-        evidence = f"{said}: transformers refuses it"
-        yield Finding(FAILURE, evidence, repair, tried=tried, ends=True, part="max_steps")
+    yield from ()

@@ -9,13 +9,12 @@ nothing, and later ones refuse it. The cut leaves the option out, so that what t
 Upstream: TRL #3194, #3108, PR #4912 (refused from 0.28 on).
 """
 
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from failurelab import failures, handles
+from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.textbook.scores import plain
 from failurelab_preflight.answer import Finding
@@ -33,18 +32,12 @@ def judge_reference(training: Training) -> Iterator[Finding]:
     if not hasattr(trainer, "ref_model"):
         return
     if training.arguments.get("sync_ref_model") and trainer.ref_model is None:
-        stacks = failures.get("F19").affected
-        installed = {"trl": importlib.metadata.version("trl")}
-        takes = any(stack.holds(installed) for stack in stacks if stack.what.startswith("sync_ref_model"))
-        error = "NotImplementedError" if training.arguments.get("beta") else "ValueError"
-        refused = f"this trl refuses that as it makes the trainer, by a {error}, and nothing is trained"
         yield Finding(
             "F19",
-            "sync_ref_model is asked for, and there is no reference model to sync: "
-            f"{'nothing is ever synced, without a word' if takes else refused}",
+            "sync_ref_model is asked for, and there is no reference model: some releases refuse that, and in others "
+            "nothing is ever synced, without a word",
             "Leave sync_ref_model out, or train without an adapter and with beta above 0.",
             undo=Arguments({"sync_ref_model": False}),
-            ends=not takes,
         )
         return
     if training.arguments.get("beta") == 0 or training.arguments.get("ref_adapter_name"):

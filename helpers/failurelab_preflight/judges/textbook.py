@@ -29,7 +29,7 @@ from failurelab.failures import verdicts
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
 from failurelab.textbook.gradient import score_old
-from failurelab.textbook.ranks import RanksApart, own_number, several
+from failurelab.textbook.ranks import RanksApart, own_number
 from failurelab.textbook.recorder import MIXED, pad_id
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
@@ -213,7 +213,6 @@ class StepJudge(TrainerCallback):
                 of_prompt.setdefault(prompt, set()).add(completion)
             one = {prompt for prompt, each in of_prompt.items() if len(each) == 1}
             alike = [len(set(lengths)) == 1 or prompt in one for prompt in map(tuple, prompts)] or [False] * len(own)
-            self.training.ended |= any(alike) or several()
             ends = [
                 length - 1 - row % 2 + (row % 4 == 2) if same else len(own[0])
                 for row, (length, same) in enumerate(zip(lengths, alike))
