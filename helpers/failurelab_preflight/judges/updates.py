@@ -137,7 +137,7 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
     """
     copies = sum(tensor.requires_grad for _, tensor in _copies(training.trainer.model))
     if dtype is None and copies and not training.zero_stage and load.dtype in _LOW:
-        why = f"modules_to_save trains {copies} tensor(s) of the base in full, in {load.dtype}, which were not looked at"
+        why = f"modules_to_save trains {copies} tensor(s) of the base in full, in {load.dtype}, not looked at"
         return Finding.not_checked("F9", why)
     if dtype is None:
         return Finding.not_applicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
