@@ -827,16 +827,12 @@ def of(rank):
         (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign"),
         (by_exact_text, PLAIN, Verdict.NOT_CHECKED, ""),
         (of(0), PLAIN, Verdict.SUSPECTED, "order"),
-        (of(-1), PLAIN, Verdict.SUSPECTED, ""),
+        (of(-1), PLAIN, Verdict.SUSPECTED, "order"),
         (of(0.7), PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, ""),
-        (
-            lambda judge, prompts, completions: [random.SystemRandom().randint(0, 1) for _ in prompts],
-            PLAIN, Verdict.SUSPECTED, "",
-        ),
     ],
-)  # fmt: skip
+)
 def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault):
     """A judge was not asked at all: one that looked its prompts up in vain trained on the order of the pairs."""
     rows = datasets.Dataset.from_dict({"prompt": rows["prompt"], "answer": PLAIN["answer"]})
