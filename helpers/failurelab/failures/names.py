@@ -150,7 +150,7 @@ def _explain(error: str, installed: Mapping[str, str]) -> str:
         name = find("modules", match["name"])
         return _tell([name] if name else [], installed)
     if names := unused_options(error):
-        told = [_tell(in_configs(name), installed) or _nearest("GRPOConfig", name) for name in names]
+        told = [_tell(_in_configs(name), installed) or _nearest("GRPOConfig", name) for name in names]
         return " ".join(filter(None, told))
     if match := _ATTRIBUTE.search(error):
         places = _family(match["place"])
@@ -173,8 +173,7 @@ def _family(place: str) -> list[str]:
     return []
 
 
-def in_configs(name: str) -> list[Name]:
-    """Return what is known of an option of GRPO's configuration."""
+def _in_configs(name: str) -> list[Name]:
     found = (find(owner, name) for owner in ("GRPOConfig", "TrainingArguments"))
     return [entry for entry in found if entry]
 
@@ -243,27 +242,19 @@ def _tell(found: Iterable[Name], installed: Mapping[str, str], always: bool = Fa
     return " ".join(told)
 
 
-def near_to(owner: str, name: str) -> list[str]:
-    """Return the names that the newest releases have for an owner, and that are near to one that no release has."""
-    owners = [owner, *(["TrainingArguments"] if owner.endswith("Config") else [])]
-    there = {
-        entry
-        for each in owners
-        for part in table().values()
-        for entry, (spans, *_) in part["names"].get(each, {}).items()
-        if spans.endswith("-")
-    }
-    return [] if any(find(each, name) for each in owners) else difflib.get_close_matches(name, there, n=2)
-
-
 def _nearest(owner: str, name: str) -> str:
     """Return what is near to a name that no release has."""
     owners = [owner, *(["TrainingArguments"] if owner.endswith("Config") else [])]
-    if not any(each in part["names"] for each in owners for part in table().values()):
+    there = {
+        entry: package
+        for each in owners
+        for package, part in table().items()
+        for entry, (spans, *_) in part["names"].get(each, {}).items()
+        if spans.endswith("-")
+    }
+    if not there or any(find(each, name) for each in owners):
         return ""
-    if any(find(each, name) for each in owners):
-        return ""
-    near = near_to(owner, name)
+    near = difflib.get_close_matches(name, there, n=2)
     shown = f" Near to it: {', '.join(f'`{entry}`' for entry in near)}." if near else ""
     releases = table()["trl"]["releases"]
     return f"No {owner.removesuffix('.__init__')} of trl {releases[0]} to {releases[-1]} takes `{name}`.{shown}"

@@ -5,11 +5,15 @@ is judged; an import, an attribute or a key of a file ends the run, and is undon
 said of releases comes from the table of names (`failures.names`).
 """
 
+import dataclasses
+import difflib
 import importlib
 import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
+
+import transformers
 
 from failurelab.failures import names
 from failurelab_preflight.answer import Finding
@@ -52,7 +56,7 @@ def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
 def of_files(left_out: LeftOut) -> Iterator[Finding]:
     """Yield the keys of a file that trl's parser drops without a word, where a release had them, or one is near."""
     for name in dict.fromkeys(left_out.unread):
-        if name not in OF_LAUNCH and (names.in_configs(name) or names.near_to("GRPOConfig", name)):
+        if name not in OF_LAUNCH and _is_known(name):
             said = names.explain(f"not used by the HfArgumentParser: ['{name}']", installed())
             yield Finding.suspected(
                 FAILURE,
@@ -61,6 +65,13 @@ def of_files(left_out: LeftOut) -> Iterator[Finding]:
                 f"Take {name} out, or write what this release has.",
                 part=name,
             )
+
+
+def _is_known(option: str) -> bool:
+    """Whether a release has an option of this name, or this one of a name near to it."""
+    taken = [field.name for field in dataclasses.fields(transformers.TrainingArguments)]
+    listed = any(names.find(owner, option) for owner in ("GRPOConfig", "TrainingArguments"))
+    return listed or bool(difflib.get_close_matches(option, taken, n=1))
 
 
 def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
