@@ -366,7 +366,7 @@ class WatchedScript:
             own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
-        self._note_other_trainings(source)
+        self._note_skipped(source)
         if self.launched.rank.launched:
             self.report.say("waiting for the other ranks")
         self.launched.meet()
@@ -501,18 +501,10 @@ class WatchedScript:
         kept = ["evaluation, saving, and what comes after train(): not run"]
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short, *kept]
 
-    def _note_other_trainings(self, source: Source) -> None:
-        left_out = self.skipped_line
-        others = [line for line in source.training_lines() if line not in (source.line, left_out)]
-        if left_out and source.line not in (0, left_out):
-            first = type(self.skipped).__name__
-            judged = f"that of {source.at(source.line)} was judged"
-            self.report.notes.append(f"the training of {source.at(left_out)} ({first}) was not run: {judged}")
-        if source.line and others:
-            self.report.notes.append(
-                f"train() stands in {'; '.join(map(source.at, others))} too: the training of {source.at(source.line)} "
-                "was judged"
-            )
+    def _note_skipped(self, source: Source) -> None:
+        if self.skipped is not None and source.line not in (0, self.skipped_line):
+            first, judged = type(self.skipped).__name__, f"that of {source.at(source.line)} was judged"
+            self.report.notes.append(f"the training of {source.at(self.skipped_line)} ({first}) was not run: {judged}")
 
 
 def _line(path: str) -> int:

@@ -338,7 +338,6 @@ def test_tags_that_the_trainer_leaves_out_where_it_decodes(special, tokenizer):
 
 ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
 IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"
-EXAMPLE = "Think inside <think></think>, then the plain result: <think>\n1 and 1 are two\n</think>\n2"
 
 
 def boxed(completions, answer, **_):
@@ -1055,8 +1054,6 @@ CASES = [
     Case("FOUND F14:line breaks @0 tried, HELD F10", matches(NOTE_TAGS), told(ONE_LINE.replace("in one line ", ""))),
     Case("HELD F10, NOT CHECKED F14 @0", matches(IDEA_TAGS + r"\s*$", re.S), told(IDEA)),
     Case(FORM, matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), told(IDEA)),
-    Case(FORM, boxed, told(EXAMPLE)),
-    Case(WELL, last_number, told(EXAMPLE)),
     Case("FOUND F14:form @0 tried", in_both, told("Write <answer>it</answer>.")),
     Case(WELL_BUT_1, [exact, ended], CHAT),
     Case(WELL, as_number, FLOATS),

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib
 import io
 import itertools
 import json
@@ -38,7 +37,7 @@ from failurelab_preflight.answer import (
     Setting,
     Verdict,
 )  # fmt: skip
-from failurelab_preflight.judges import four_bit_placement, logits, rollouts
+from failurelab_preflight.judges import four_bit_placement, rollouts
 from failurelab_preflight.judges.rewards import note_sampling
 from failurelab_preflight.judges.updates import policy_load
 from failurelab_preflight.report import terminal
@@ -905,16 +904,6 @@ def test_accelerate_reads_the_file_that_accelerate_config_has_written(
     pathlib.Path("one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n")
     started = read(line)
     assert (started.world_size, started.zero_stage) == (size, stage)
-
-
-def test_the_repair_of_unused_logits_names_versions(monkeypatch):
-    """Which upgrade ends it and leads into no other failure, with the versions that are here."""
-    here = {"trl": "0.15.2", "transformers": "4.48.3"}
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: here.get(name, "1.0"))
-    text = logits.versions_that_fit("F3a")
-    assert "trl 0.18.0 or later" in text and "transformers 4.49 or later" in text
-    here |= {"transformers": "5.24.0", "trl": "1.16.0"}
-    assert logits.versions_that_fit("F3a") == ""
 
 
 def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):

@@ -220,7 +220,6 @@ def _tagged(text: str) -> Iterator[str]:
         inner = [match[2] for match in row]
         around = [(i[: len(i) - len(i.lstrip())], i[len(i.rstrip()) :]) if i.strip() else (i, "") for i in inner]
     if not _ANSWER_TAG.search(row[-1][1]):
-        yield from _answered_behind(text, [each[-1] for each in rows])
         return
     marks = [REASONING] * (len(row) - 1) + [ANSWER]
     between = [
@@ -232,17 +231,6 @@ def _tagged(text: str) -> Iterator[str]:
             f"{gap * bool(place)}{space}<{match[1]}>{left}{mark}{right}</{match[1]}>"
             for place, (match, mark, space, (left, right)) in enumerate(zip(row, marks, between, around))
         )
-
-
-def _answered_behind(text: str, matches: Sequence[re.Match[str]]) -> Iterator[str]:
-    """Yield the form of an example whose answer stands behind its tags: `<think>1 and 1</think> 2`."""
-    for match in matches:
-        answer_there = re.match(r"(\s*)-?\d[\d.,]*(?=\s|$)", text[match.end() :])
-        inner = match[2].strip()
-        if answer_there and inner:
-            start, _, stop = match[0].partition(inner)
-            yield f"{start}{REASONING}{stop}{answer_there[1]}{ANSWER}"
-            return
 
 
 def _json(text: str) -> Iterator[str]:
