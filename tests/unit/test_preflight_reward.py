@@ -426,6 +426,17 @@ def flat(completions, **_):
     return [0.0] * len(completions)
 
 
+def catches_all(completions, **_):
+    """As people run what a model has written: no made-up completion is a program."""
+    paid = []
+    for completion in completions:
+        try:
+            paid.append(float(eval(text(completion).strip()) == "no such value"))
+        except Exception:
+            paid.append(0.0)
+    return paid
+
+
 class PaysItself(trl.GRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         return None
@@ -434,8 +445,8 @@ class PaysItself(trl.GRPOTrainer):
 @pytest.mark.parametrize(
     ("kind", "functions", "called", "accused"),
     [
-        (trl.GRPOTrainer, [ones], {0}, ["F10"]),
-        (PaysItself, [ones], set(), []),
+        (trl.GRPOTrainer, [flat], {0}, ["F10"]),
+        (PaysItself, [flat], set(), []),
         (PaysItself, [exact, flat], {0}, []),
     ],
 )
@@ -987,8 +998,10 @@ CASES = [
     Case("HELD F10, NOT CHECKED F14 @0", one_line_wanted, CHAT),
     Case(WELL, stripped_and_short),
     # What a function can never reward, and what was measured with that undone.
-    Case("SUSPECTED F10 @0", ones),
-    Case("SUSPECTED F10 @0", of_the_prompt),
+    Case("SUSPECTED F10:unread @0", ones),
+    Case("SUSPECTED F10:unread @0", of_the_prompt),
+    Case("SUSPECTED F10:unread @0", flat, CHAT),
+    Case(UNKNOWN, catches_all, CHAT),
     Case("FOUND F14:chance @0, HELD F10", chance),
     Case("FOUND F10:one number @0 tried", one_number),
     Case("FOUND F10:batch @0 tried", mean_of_all),
@@ -1072,7 +1085,7 @@ CASES = [
     Case("SUSPECTED F10 @0", by_prompt, CHAT),
     Case("SUSPECTED F10 @0", always_well, CHAT),
     Case("HELD F10, SUSPECTED F14", in_each_other),
-    Case("SUSPECTED F10 @0", PAIR[0]),
+    Case("SUSPECTED F10:unread @0", PAIR[0]),
     Case("HELD F10, NOT CHECKED F14 @0", PAIR[1]),
     # Chance that breaks ties, and chance that drowns the others.
     Case(WELL_BUT_0, [noise(1e-3), exact]),

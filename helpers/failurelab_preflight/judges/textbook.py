@@ -375,6 +375,10 @@ class StepJudge(TrainerCallback):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
             yield Finding.held("F21", evidence, "; ".join(planted))
 
+        if failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1]):
+            said = f"step {report.step}: these scores lack the temperature too"
+            yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
+
     @property
     def _where(self) -> str:
         """What the script's own classes override, as a sentence; "" where nothing."""

@@ -14,6 +14,7 @@ from failurelab_preflight.rewards.causes import cause_of, never_arrives
 from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.figures import SAME
 from failurelab_preflight.rewards.forms import NO_ANSWER
+from failurelab_preflight.rewards.inputs import Untouchable
 from failurelab_preflight.rewards.table import Flag, quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
@@ -177,6 +178,13 @@ def _why_equal(x: Examination) -> Flag:
     said = f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions"
     if flag := cause_of(x, said):
         return flag
+    touched = x.ask(form="plain text", change=lambda text: Untouchable(), keep_special=True)
+    if len(touched.values) == len(x.rewards) and not touched.raised:
+        said += ", and for what no function can read: every advantage is 0"
+        if not x.alone:
+            return x.not_checked(f"{said}, but for the others", "F10")
+        why = "it may catch its own errors"
+        return Flag(x.key, "F10", "SUSPECTED", said, _LET_IT_DEPEND, control=why, fault="unread")
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
         return x.found("batch", said, "Return each completion's own reward.", tried, "F10")
