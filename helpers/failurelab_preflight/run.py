@@ -251,7 +251,7 @@ class WatchedScript:
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
         self.whole = spec.get("whole", 0)
         self.arguments = cuts.CutArguments(
-            spec["steps"], spec["output"], self._note_arguments, sizes, files.own, self.whole
+            spec["steps"], spec["output"], self._note_arguments, sizes, lambda: self.making > 0, self.whole
         )
         self.refused_cut: list[str] = []  # numbers with which a trainer's making ended in an error
         self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
@@ -297,7 +297,6 @@ class WatchedScript:
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
-        from failurelab_preflight.judges.given import judge_refused
         from failurelab_preflight.stage import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
@@ -317,7 +316,6 @@ class WatchedScript:
             self.trainers.append(trainer)
             self._note("trainer")
             self.arguments.settle(self.keywords[id(trainer)].get("args"))
-            self.report.answers += judge_refused(*self.arguments.refused(self.keywords[id(trainer)].get("args")))
         self.making += 1
         try:
             self.left_out.call("trainer", original, trainer, args, kwargs)
@@ -346,8 +344,7 @@ class WatchedScript:
         self._note("train")
         self.report.answers += releases.of_keywords(self.left_out, went_on=True)
         self.report.answers += releases.of_files(self.left_out)
-        origin = self.arguments.origin(trainer.args)
-        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
         for kind, (calls, its) in judged.items():
             self.places[kind] = [at for call, at in zip(calls, self.places.get(kind, ())) if call is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
@@ -448,11 +445,12 @@ class WatchedScript:
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
-        from failurelab_preflight.judges import batch
+        from failurelab_preflight.judges import batch, given
         from failurelab_preflight.stage import cuts
 
         finding, arguments = batch.refused(error), self.arguments.last_uncut()
         if finding is None or not arguments.get("num_generations"):
+            self.report.answers += given.refused(error)
             return
         values = cuts.make_divide(arguments, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]

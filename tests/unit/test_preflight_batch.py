@@ -67,6 +67,7 @@ def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp
     with made.cut():
         try:
             config = trl.GRPOConfig("out", use_cpu=True, eval_steps=5, **{n: v for n, v in given.items() if v})
+            made.settle(config)
             small.evaluated(config)
         except ValueError as caught:
             error = batch.refused(caught)

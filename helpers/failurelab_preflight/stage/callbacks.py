@@ -65,7 +65,7 @@ def errors_noted(
 
     def called(method: Callable[..., Any], name: str, *args: Any, **more: Any) -> Any:
         library = not own.holds(getattr(getattr(method, "__code__", None), "co_filename", "<"))
-        if library and args and args[0] is cut:
+        if args and args[0] is cut:
             args = (as_given, *args[1:])
         begins = library and name.endswith(".on_train_begin")  # nothing is trained then that a cut could change
         asked_before = _asks_to_stop(args)
