@@ -13,8 +13,6 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
-
 from failurelab.failures import names
 from failurelab_preflight.answer import Finding
 from failurelab_preflight.launcher_line import OF_LAUNCH
@@ -69,6 +67,8 @@ def of_files(left_out: LeftOut) -> Iterator[Finding]:
 
 def _is_known(option: str) -> bool:
     """Whether a release has an option of this name, or this one of a name near to it."""
+    import transformers  # not above: this module tells of a Python without it, too
+
     taken = [field.name for field in dataclasses.fields(transformers.TrainingArguments)]
     listed = any(names.find(owner, option) for owner in ("GRPOConfig", "TrainingArguments"))
     return listed or bool(difflib.get_close_matches(option, taken, n=1))
