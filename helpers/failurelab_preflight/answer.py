@@ -323,7 +323,6 @@ class Answer:
         patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
         patch_folder: see `patch`.
         rewards: what the script's reward functions pay for made-up completions; None where they were not asked.
-        explained: what explains a step whose gradient is wrong, for later runs of the script (`judges.textbook`).
         in_force: what is in force in the training.
         measured: figures of the run itself, by their names in the table of figures.
         compared: with which measurement, or by which edit, and what is otherwise.
@@ -342,7 +341,6 @@ class Answer:
     patch: bytes = b""
     patch_folder: str = ""
     rewards: RewardTable | None = None
-    explained: dict[str, Any] = dataclasses.field(default_factory=dict)
     in_force: list[Setting] = dataclasses.field(default_factory=list)
     measured: dict[str, float] = dataclasses.field(default_factory=dict)
     compared: Differences | None = None
@@ -434,7 +432,7 @@ class Answer:
             return told | {"error": bool(self.error), "versions": public}
         told |= {name: getattr(self, name) for name in ("cut", "notes", "error", "script")}
         told |= {"effects": [dataclasses.asdict(effect) for effect in self.effects]} if self.effects else {}
-        told |= {name: value for name in ("demands_gpu", "refuses_cut", "explained") if (value := getattr(self, name))}
+        told |= {name: value for name in ("demands_gpu", "refuses_cut") if (value := getattr(self, name))}
         return told | {"rewards": self.rewards.to_json() if self.rewards else None}
 
     def _rows(self) -> dict[str, dict[str, Any]]:

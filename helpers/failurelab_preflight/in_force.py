@@ -36,11 +36,6 @@ def read_settings(training: Training) -> Iterator[Setting]:
     else:
         yield Setting("adapters", "none")
     yield Setting("quantization", f"{load.bits} bits, as loaded" if load and load.bits else "none")
-    if rates := training.rates:
-        dead = sum(not rate for rate in rates)
-        asked = f"{given['learning_rate']:g}" if given.get("learning_rate") not in (None, max(rates)) else ""
-        none = f"; it is 0 in {dead} of them" * bool(dead)
-        yield Setting("learning rate", f"{max(rates):g} at most in about {len(rates)} planned steps{none}", asked)
     drawn = getattr(getattr(trainer, "generation_config", None), "temperature", None)
     if drawn is not None:
         asked = given.get("temperature")

@@ -187,7 +187,6 @@ class Reporter:
         self.script: repairs.EditableScript | None = None
         self.demands_gpu = False
         self.refuses_cut: list[str] = []
-        self.explained: dict[str, Any] = {}
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -212,7 +211,7 @@ class Reporter:
         """Write the answers into the report, or beside it by another suffix."""
         findings = [self._with_changes(finding) if finding.undo else finding for finding in self.answers]
         answer = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
-        answer.demands_gpu, answer.refuses_cut, answer.explained = self.demands_gpu, self.refuses_cut, self.explained
+        answer.demands_gpu, answer.refuses_cut = self.demands_gpu, self.refuses_cut
         answer.in_force, answer.measured = self.in_force, self.measured
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(answer.to_json()))
@@ -252,7 +251,7 @@ class WatchedScript:
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
         self.whole = spec.get("whole", 0)
         self.arguments = cuts.CutArguments(
-            spec["steps"], spec["output"], self._note_arguments, sizes, files.own, self.whole
+            spec["steps"], spec["output"], self._note_arguments, sizes, lambda: self.making > 0, self.whole
         )
         self.refused_cut: list[str] = []  # numbers with which a trainer's making ended in an error
         self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
@@ -298,7 +297,6 @@ class WatchedScript:
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
-        from failurelab_preflight.judges.given import judge_refused
         from failurelab_preflight.stage import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
@@ -318,7 +316,6 @@ class WatchedScript:
             self.trainers.append(trainer)
             self._note("trainer")
             self.arguments.settle(self.keywords[id(trainer)].get("args"))
-            self.report.answers += judge_refused(*self.arguments.refused(self.keywords[id(trainer)].get("args")))
         self.making += 1
         try:
             self.left_out.call("trainer", original, trainer, args, kwargs)
@@ -347,8 +344,7 @@ class WatchedScript:
         self._note("train")
         self.report.answers += releases.of_keywords(self.left_out, went_on=True)
         self.report.answers += releases.of_files(self.left_out)
-        origin = self.arguments.origin(trainer.args)
-        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
         for kind, (calls, its) in judged.items():
             self.places[kind] = [at for call, at in zip(calls, self.places.get(kind, ())) if call is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
@@ -364,11 +360,10 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
-            explained=self.spec.get("explained", {}),
             own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
-        self._note_other_trainings(source)
+        self._note_skipped(source)
         if self.launched.rank.launched:
             self.report.say("waiting for the other ranks")
         self.launched.meet()
@@ -420,10 +415,9 @@ class WatchedScript:
         self.report.answers += raised
         self.report.say("judging what was seen")
         self._ask(listening, training)
-        if step.compared:  # the whole gradient tells for which tokens the scores are
+        if step.tells_rows:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), training)
-        self.report.explained = step.explained
         self.report.notes += training.notes
         self.report.rewards = training.rewards
         self.report.end(error, [*self._cuts(trainer, training), *dict.fromkeys(own_draws)])
@@ -451,11 +445,12 @@ class WatchedScript:
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
-        from failurelab_preflight.judges import batch
+        from failurelab_preflight.judges import batch, given
         from failurelab_preflight.stage import cuts
 
         finding, arguments = batch.refused(error), self.arguments.last_uncut()
         if finding is None or not arguments.get("num_generations"):
+            self.report.answers += given.refused(error)
             return
         values = cuts.make_divide(arguments, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]
@@ -504,18 +499,10 @@ class WatchedScript:
         kept = ["evaluation, saving, and what comes after train(): not run"]
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short, *kept]
 
-    def _note_other_trainings(self, source: Source) -> None:
-        left_out = self.skipped_line
-        others = [line for line in source.training_lines() if line not in (source.line, left_out)]
-        if left_out and source.line not in (0, left_out):
-            first = type(self.skipped).__name__
-            judged = f"that of {source.at(source.line)} was judged"
-            self.report.notes.append(f"the training of {source.at(left_out)} ({first}) was not run: {judged}")
-        if source.line and others:
-            self.report.notes.append(
-                f"train() stands in {'; '.join(map(source.at, others))} too: the training of {source.at(source.line)} "
-                "was judged"
-            )
+    def _note_skipped(self, source: Source) -> None:
+        if self.skipped is not None and source.line not in (0, self.skipped_line):
+            first, judged = type(self.skipped).__name__, f"that of {source.at(source.line)} was judged"
+            self.report.notes.append(f"the training of {source.at(self.skipped_line)} ({first}) was not run: {judged}")
 
 
 def _line(path: str) -> int:

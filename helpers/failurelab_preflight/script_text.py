@@ -116,11 +116,6 @@ class Text:
         """Return where a node begins and ends."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
 
-    def source(self, node: Any) -> str:
-        """Return what stands there of a node, as it was written."""
-        start, end = self.span(node)
-        return self.text[start:end]
-
     def call(self, place: Place) -> ast.Call | None:
         """Return the call that stands at a place.
 
@@ -154,16 +149,6 @@ class Text:
         indent = self.text[self._starts[statement.lineno - 1] : start]
         after = "; " if indent.strip() else self.newline + indent
         return Edit(self.file, start, start, "".join(line + after for line in lines))
-
-    def without(self, statement: Any) -> Edit:
-        """Return the edit that takes out a statement with its lines; one that stands alone becomes `pass`."""
-        first = min([statement, *getattr(statement, "decorator_list", [])], key=lambda node: node.lineno)
-        blocks = (getattr(node, name, None) for node in ast.walk(self.tree) for name in ("body", "orelse", "finalbody"))
-        block = next(block for block in blocks if isinstance(block, list) and statement in block)
-        start, end = self._starts[first.lineno - 1], self._starts[statement.end_lineno]
-        alone = [node for node in block if not is_docstring(node)] == [statement]
-        indent = self.text[start : start + statement.col_offset]
-        return Edit(self.file, start, end, f"{indent}pass{self.newline}" if alone else "")
 
     def set_keywords(self, call: ast.Call, values: Mapping[str, str]) -> list[Edit]:
         """Return the edits that give keyword arguments of a call other values; a name that is not there is added."""

@@ -94,7 +94,6 @@ class Session:
         self.runs = 0
         self.gpus = 0  # that the script is told of
         self.whole = 0  # how much of its numbers stays as it gave them, see `stage.cuts`
-        self.explained: dict[str, Any] = {}  # by the first run that looked for what explains a wrong gradient
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
 
@@ -129,7 +128,7 @@ class Session:
         shared = {name: str(folder / name) for name in ("output", "tmp", "together")}
         for path in shared.values():
             pathlib.Path(path).mkdir()
-        also = shared | {"files": change.files, "gpus": self.gpus, "whole": self.whole, "explained": self.explained}
+        also = shared | {"files": change.files, "gpus": self.gpus, "whole": self.whole}
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
@@ -148,9 +147,7 @@ class Session:
                 for rank in ranks:
                     rank.end()
                 _kill_below(folder)
-        answer = together(results, self._cut())
-        self.explained = self.explained or answer.explained
-        return answer
+        return together(results, self._cut())
 
     def _cut(self) -> list[str]:
         """Return what the launch asks for beside what is run, a text each."""

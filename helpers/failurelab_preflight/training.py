@@ -79,14 +79,9 @@ class Training:
         called: the places of the reward functions that the trainer has called in the cut training.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         real: whether the real weights were asked for.
-        rates: the learning rate of each planned step; empty where it is not known.
         model_defaults: options of sampling that the first generation took from the model's generation config, by name:
             the value, and the one that it would have without.
-        ended: whether completions of one length, as the model drew them, were ended by `judges.textbook`, so that the
-            log does not tell how many reach the limit.
         flat: whether the trainer gets equal rewards in this step, so that a penalty alone has a gradient.
-        explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
-            `judges.textbook` wrote it; empty where there is none.
         own: whether a file of code is the script's own, by its path.
         notes: what judges have to tell beside their findings.
     """
@@ -104,15 +99,12 @@ class Training:
     device: int | None = None
     zero_stage: int = 0
     source: "Source | None" = None
-    ended: bool = False
     reward_inputs: dict[str, Any] | None = None
     called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     real: bool = False
-    rates: list[float] = dataclasses.field(default_factory=list)
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     flat: bool = False
-    explained: dict[str, Any] = dataclasses.field(default_factory=dict)
     own: Callable[[str], bool] = lambda file: False
     notes: list[str] = dataclasses.field(default_factory=list)
 

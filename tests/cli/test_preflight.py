@@ -186,7 +186,7 @@ def test_processes_of_the_run_are_no_effects(tmp_path):
     line = f"{sys.executable} -m failurelab preflight train.py > answer.txt 2>&1"
     subprocess.run(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     answer = (tmp_path / "answer.txt").read_text()
-    assert "1 named (F10)" in answer and "--try" not in answer
+    assert "1 suspected (F10)" in answer and "--try" not in answer
 
 
 FROZEN = """

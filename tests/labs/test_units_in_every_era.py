@@ -63,7 +63,7 @@ OWN = {
     "preflight_step": (
         "test_tensors_without_a_gradient_are_another_judge_s_finding test_a_wrong_gradient_is_found "
         "test_a_penalty_is_compared_once_the_policy_has_left_its_reference "
-        "test_a_loop_of_one_s_own_that_mixes_two_orders test_what_explained_a_gradient_is_not_searched_for_again"
+        "test_a_loop_of_one_s_own_that_mixes_two_orders"
     ),
     "step_guard": "test_a_wrong_gradient_stops_the_run",
     "textbook_algorithms": "test_each_suspect_is_named test_a_mistake_planted_in_online_dpo_is_named",

@@ -31,8 +31,6 @@ import summary
 from failurelab import failures
 from failurelab.failures import symptoms
 from failurelab_preflight.answer import Answer, Finding
-from failurelab_preflight.diagnose import answer as diagnosis
-from failurelab_preflight.diagnose import evidence
 from failurelab_preflight.report import terminal
 
 
@@ -631,7 +629,7 @@ def test_a_development_version_is_in_the_release_that_it_precedes(version, holds
 
 
 def test_the_atlas_is_cited_for_the_versions_at_hand(table):
-    """By `symptoms`, `preflight`, `diagnose` and `doctor` alike: one line, where there is something to tell."""
+    """By `symptoms`, `preflight` and `doctor` alike: one line, where there is something to tell."""
     versions = {"trl": "0.19.1", "transformers": "4.53.2"}
     cited = "an upgrade to 1.16.0 brings F2"
     warning = ["None of the inputs have requires_grad=True. Gradients will be None"]
@@ -643,5 +641,3 @@ def test_the_atlas_is_cited_for_the_versions_at_hand(table):
     assert cited in " ".join(terminal.text(accused, everything=True).split()) and cited not in terminal.text(
         well, everything=True
     )
-    run = evidence.RunEvidence("run", versions=versions)
-    assert any(cited in note for note in diagnosis._possible(run))

@@ -67,6 +67,7 @@ def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp
     with made.cut():
         try:
             config = trl.GRPOConfig("out", use_cpu=True, eval_steps=5, **{n: v for n, v in given.items() if v})
+            made.settle(config)
             small.evaluated(config)
         except ValueError as caught:
             error = batch.refused(caught)
@@ -98,14 +99,19 @@ def test_what_one_step_is():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "verdict"),
-    [(["a"] * 4 + ["b"] * 4, Verdict.HELD), ([*"abcdefgh"], Verdict.NOT_CHECKED), ([], Verdict.NOT_CHECKED)],
+    ("prompts", "wanted", "verdict"),
+    [
+        (["a"] * 4 + ["b"] * 4, 4, Verdict.HELD),
+        (["a"] * 4 + ["b"] * 4, 8, Verdict.HELD),  # which were cut to 4
+        ([*"abcdefgh"], 4, Verdict.NOT_CHECKED),
+        ([], 4, Verdict.NOT_CHECKED),
+    ],
 )
-def test_numbers_that_divide_say_nothing_of_the_prompts_that_arrived(prompts, verdict):
+def test_numbers_that_divide_say_nothing_of_the_prompts_that_arrived(prompts, wanted, verdict):
     """A stream in trl 0.15: no prompt is repeated, and it was HELD by arithmetic."""
     made = type("OfTrl", (types.SimpleNamespace,), {"__module__": "trl.trainer"})
     config = trl.GRPOConfig("out", use_cpu=True, bf16=False)
-    asked_of = training(made(num_generations=4, args=config), **asked(8, 4))
+    asked_of = training(made(num_generations=4, args=config), **asked(8, wanted))
     asked_of.reward_inputs = {"prompts": prompts, "completions": prompts}
     (answer,) = (answer for answer in batch.judge_batch(asked_of) if answer.failure == "F22")
     assert answer.verdict is verdict

@@ -1,6 +1,5 @@
 """Judges of reference and updates: broken, healthy and odd, with real trainers and models."""
 
-import importlib.metadata
 import types
 from copy import deepcopy
 
@@ -14,7 +13,6 @@ from packaging.version import Version
 
 from failurelab_preflight import repairs
 from failurelab_preflight.answer import Verdict
-from failurelab_preflight.judges import schedule
 from failurelab_preflight.judges.given import judge_dataset
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference
@@ -142,7 +140,7 @@ def test_an_adapter_whose_training_is_left_out_is_not_zero(model, tmp_path):
     assert all(weight.any() for name, weight in model.named_parameters() if "lora_B" in name)
 
 
-def test_references_that_are_compared(grpo, model, monkeypatch):
+def test_references_that_are_compared(grpo, model):
     """Another checkpoint is told; tokens that were added and another dtype make no other model."""
 
     def judged(reference, policy, **options):
@@ -164,10 +162,6 @@ def test_references_that_are_compared(grpo, model, monkeypatch):
     trainer.ref_model = None
     answer = one(judge_reference(training(trainer, arguments={"sync_ref_model": True, "beta": 0.04})))
     assert answer.verdict is Verdict.FOUND and "no reference model" in answer.evidence
-    for version, ends in (("0.27.2", False), ("0.28.0", True)):
-        monkeypatch.setattr(importlib.metadata, "version", lambda name, version=version: version)
-        answer = one(judge_reference(training(trainer, arguments={"sync_ref_model": True, "beta": 0.04})))
-        assert answer.ends == ends and ("NotImplementedError" in answer.evidence) == ends
 
 
 def updates(
@@ -186,7 +180,6 @@ def updates(
         ("float32", 1e-6, {}, Verdict.HELD),
         ("float32", 1e-3, {}, Verdict.HELD),
         ("bfloat16", 1e-3, {}, Verdict.HELD),
-        ("float16", 1e-6, {}, Verdict.FOUND),  # Adam's epsilon is 0 in it, and a small gradient is divided by 0
         ("bfloat16", 1e-6, {"zero_stage": 2}, Verdict.NOT_APPLICABLE),
         ("bfloat16", 1e-6, {"optim": "adafactor"}, Verdict.NOT_CHECKED),
     ],
@@ -195,7 +188,7 @@ def test_steps_that_are_rounded_away(dtype, rate, more, kind):
     answer = updates(dtype, rate, **more)
     assert answer.verdict is kind and answer.failure == "F9"
     if answer.verdict is Verdict.FOUND:
-        assert "initializer_range" in answer.evidence or "inf of a weight" in answer.evidence
+        assert "initializer_range" in answer.evidence
 
 
 @pytest.mark.parametrize(
@@ -249,19 +242,10 @@ def test_adapters_that_trl_casts_to_bfloat16(dtype, rate, kind):
         assert "of A's numbers" in said and "to_float32" in said
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rate", "more", "kind"),
-    [
-        ("bfloat16", 1e-6, {}, Verdict.SUSPECTED),
-        ("bfloat16", 1e-3, {}, Verdict.HELD),
-        ("float32", 1e-6, {}, Verdict.NOT_APPLICABLE),
-        ("bfloat16", 1e-6, {"zero_stage": 2}, Verdict.NOT_APPLICABLE),
-    ],
-)
-def test_full_copies_beside_an_adapter_keep_the_dtype_of_the_base(dtype, rate, more, kind):
-    answer = updates(dtype, rate, small.lora(small.qwen2(), modules_to_save=["lm_head"]), **more)
-    assert answer.verdict is kind
-    assert kind is Verdict.NOT_APPLICABLE or "modules_to_save trains 1 tensor(s)" in answer.evidence
+@pytest.mark.parametrize(("dtype", "kind"), [("bfloat16", Verdict.NOT_CHECKED), ("float32", Verdict.NOT_APPLICABLE)])
+def test_full_copies_beside_an_adapter_keep_the_dtype_of_the_base(dtype, kind):
+    """They were taken for tensors of the adapter, which is trained in float32."""
+    assert updates(dtype, 1e-6, small.lora(small.qwen2(), modules_to_save=["lm_head"])).verdict is kind
 
 
 def test_real_weights_are_read_where_they_are_here(model):
@@ -303,37 +287,6 @@ def planned(tmp_path, model=None, rows=64, config=None, loaded=None, **options):
     return Training(trainer=trainer, arguments=arguments, dataset=dataset, loads=loads, **options)
 
 
-def scheduled(steps):
-    model = small.qwen2()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    return optimizer, transformers.get_linear_schedule_with_warmup(optimizer, 0, steps)
-
-
-def test_planned_steps_are_those_of_the_trainer(tmp_path):
-    assert schedule.planned_steps(planned(tmp_path, config={"max_steps": 7})) == 7
-    assert schedule.planned_steps(planned(tmp_path, config={"num_train_epochs": 3})) == 96
-    assert schedule.planned_steps(planned(tmp_path, config={"num_train_epochs": 3}, world_size=2)) == 48
-
-
-@pytest.mark.parametrize(
-    ("config", "own", "highest", "dead", "steps"),
-    [
-        ({"max_steps": 100}, 0, 1e-5, 0, 100),
-        ({"max_steps": 100}, 1, 1e-5, 99, 100),
-        ({"max_steps": 100, "warmup_steps": 1000}, 0, 9.9e-7, 1, 100),
-        ({"learning_rate": 0.0}, 0, 0.0, 96, 96),
-    ],
-)
-def test_rates_are_planned_by_the_schedule_s_own_values(config, own, highest, dead, steps, tmp_path):
-    """The cut run is over before they show, and the script's own schedule stays where it was."""
-    keywords = {"optimizers": scheduled(own)} if own else {}
-    given = planned(tmp_path, config=config, keywords=keywords)
-    assert not list(schedule.note_rates(given))
-    assert max(given.rates) == pytest.approx(highest) and len(given.rates) == steps
-    assert sum(not rate for rate in given.rates) == dead
-    assert not own or keywords["optimizers"][1].last_epoch == 0
-
-
 @pytest.mark.parametrize(("rows", "noted"), [(1, True), (64, True), (0, False)])
 def test_rows_that_all_have_one_prompt_are_noted(rows, noted, tmp_path):
     given = planned(tmp_path, rows=max(rows, 2))
@@ -342,15 +295,6 @@ def test_rows_that_all_have_one_prompt_are_noted(rows, noted, tmp_path):
     assert [note.partition(", ")[0] for note in given.notes] == [
         f"all {rows} rows that were read have one prompt"
     ] * noted
-
-
-def test_a_dataset_without_a_length_needs_steps(tmp_path):
-    """The cut run has steps of its own, and hid that transformers refuses it."""
-    for steps, count in ((-1, 1), (7, 0)):
-        given = planned(tmp_path, config={"max_steps": steps})
-        given.dataset = given.dataset.to_iterable_dataset()
-        found = [answer for answer in judge_dataset(given) if answer.failure == "given"]
-        assert len(found) == count and all(answer.ends and answer.tried for answer in found)
 
 
 HELD_BY_THE_OPTIMIZER = {

@@ -9,10 +9,8 @@ import trl
 from packaging.version import Version
 
 from failurelab.failures import names
-from failurelab_preflight import repairs
 from failurelab_preflight.answer import Answer, Change, Finding
 from failurelab_preflight.judges import releases, replaced
-from failurelab_preflight.script_text import Text, apply_edits
 from failurelab_preflight.stage.releases import LeftOut
 from failurelab_preflight.trials import STILL, Rounds
 
@@ -114,14 +112,6 @@ def test_an_error_about_a_name_says_which_release_and_what_to_write():
     assert not list(releases.of_error(ValueError("another one"), of_this_file))
 
 
-def test_two_libraries_that_do_not_fit_are_told_by_the_releases_that_do(monkeypatch):
-    """The script has no part in it: transformers calls what trl has overridden."""
-    monkeypatch.setattr(releases, "installed", lambda: {"trl": "0.14.0", "transformers": "4.52.4"})
-    said = "OnlineDPOTrainer._maybe_log_save_evaluate() got an unexpected keyword argument 'learning_rate'"
-    (told,) = releases.of_error(TypeError(said), of_this_file)
-    assert told.undo is None and told.repair == "Install trl 0.16.1 or later, or transformers before 4.51.0."
-
-
 def test_a_name_is_healed_where_the_script_comes_to_its_training():
     """What does not heal is not shown as a diff: it was one that deletes a method that had nothing to do with it."""
     ended = Finding("release", "e", "r", changes=(Change({"a": "1"}),), ends=True, part="A")
@@ -186,17 +176,3 @@ def test_what_the_script_puts_on_a_module_a_class_or_an_object_is_found(library)
     library.inner.__file__ = __file__  # a copy of the library in the script's own folder
     assert [each.name for each in replaced.find_replaced(of_this_file)] == ["trl.library_of_a_test.f"]
     assert str(found[0]) == f"trl.library_of_a_test.inner.f (test_preflight_releases.py, line {at})"
-
-
-def test_the_statements_that_put_it_there_are_taken_out_and_no_method_is():
-    text = (
-        "import trl.u as u\nclass Mine(T):\n    def soft(self):\n        return 1\n\nu.soft = mine\n"
-        "setattr(u, 'soft', mine)\nu.hard = mine\n"
-    )
-    wanted = "import trl.u as u\nclass Mine(T):\n    def soft(self):\n        return 1\n\nu.hard = mine\n"
-    given = repairs.EditableScript({"train.py": Text("train.py", text)}.get)
-    edits = replaced.WithoutPatches(("soft",), ("train.py", "gone.py")).edit(given)
-    assert apply_edits({"train.py": text}, edits) == {"train.py": wanted}
-
-
-# Overrides.

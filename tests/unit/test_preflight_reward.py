@@ -243,10 +243,6 @@ def all_none(completions, **_):
     return [None for completion in completions if text(completion) is not None]
 
 
-def code_alone(completions, task, **_):
-    return [float("def" in text(c)) if kind == "code" else None for c, kind in zip(completions, task)]
-
-
 def coding_alone(completions, task, **_):
     return [float("def" in text(c)) if kind == "coding" else None for c, kind in zip(completions, task)]
 
@@ -340,21 +336,8 @@ def test_tags_that_the_trainer_leaves_out_where_it_decodes(special, tokenizer):
     assert all("'</answer>' and '<answer>' are special tokens" in finding.evidence for finding in findings)
 
 
-MARKED = "Work between <begin_work> and <finish_work>. Then give the number between <FINAL> and </FINAL>."
 ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
 IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"
-EXAMPLE = "Think inside <think></think>, then the plain result: <think>\n1 and 1 are two\n</think>\n2"
-
-
-def marked(end=""):
-    """Return a reward for the number behind markers, two of which are no pair of tags."""
-    pattern = re.compile(rf"<begin_work>.+?<finish_work>\s*<FINAL>(.+?)</FINAL>{end}", re.DOTALL)
-
-    def read(completions, answer, **_):
-        matches = [pattern.search(text(completion)) for completion in completions]
-        return [float(bool(match) and match[1].strip() == right) for match, right in zip(matches, answer)]
-
-    return read
 
 
 def boxed(completions, answer, **_):
@@ -377,40 +360,14 @@ def always_well(completions, **_):
     return [1.0 if text(completion) is not None else 0.0 for completion in completions]
 
 
-def boxed_at_the_end(completions, answer, **_):
-    found = [re.search(r"The final answer is: \$\\boxed\{(.+?)\}\$", text(completion)) for completion in completions]
-    return [float(bool(match) and match[1] == right) for match, right in zip(found, answer)]
-
-
-def talks(completions, answer, **_):
-    """Rewards what is correct."""
-    day = time.strftime("%d-%H")
-    if os.getenv("DEBUG_MODE") == "true":
-        with open(os.environ["LOG_PATH"], "a", encoding="utf-8") as file:
-            file.write(f"----- {day} Accuracy reward -----")
-    print("Question:", completions[0], "Extracted: ")
-    if not completions:
-        raise ValueError("no completions were given")
-    return [float(f"<result>{right}</result>" in text(each)) for each, right in zip(completions, answer)]
-
-
-def test_no_made_up_answer_shows_what_a_function_says_to_people():
-    """`DEBUG_MODE` and `Question: 7` stood there as a model's answers."""
-    assert set(signature.texts(talks)) <= {"content", "<result>", "</result>", "true"}
-    shown = " ".join(each.text for each in forms.make([{"prompt": "3+4=", "answer": "7"}], "answer", [talks]))
-    assert "<result>7</result>" in shown
-    assert not re.search("DEBUG|utf-8|Question|Extracted|Accuracy|%d", shown)
-
-
-@pytest.mark.parametrize("function", [ones, all_none, code_alone, unknown_form])
+@pytest.mark.parametrize("function", [ones, all_none, unknown_form])
 def test_a_dead_function_beside_others_is_named_and_nothing_held_of_it(function, tokenizer):
     """A constant adds nothing to any advantage: no failure by itself, and never a clause inside of what held."""
     answers = judge([last_number, function], KINDS, tokenizer)
     (told,) = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.NOT_CHECKED)]
     words = told.evidence if told.verdict is Verdict.FOUND else told.why
     assert f"{function.__name__} gives" in words and "last_number" not in words and told.part
-    gives_none = function in (all_none, code_alone)
-    assert (told.verdict is Verdict.FOUND) is (gives_none if not MASKED else function is code_alone)
+    assert (told.verdict is Verdict.FOUND) is (function is all_none and not MASKED)
     assert not any(function.__name__ in answer.evidence for answer in answers if answer.verdict is Verdict.HELD)
 
 
@@ -467,6 +424,17 @@ def test_how_tokens_are_drawn_accuses_nobody(asked, tokenizer):
 
 def flat(completions, **_):
     return [0.0] * len(completions)
+
+
+def catches_all(completions, **_):
+    """As people run what a model has written: no made-up completion is a program."""
+    paid = []
+    for completion in completions:
+        try:
+            paid.append(float(eval(text(completion).strip()) == "no such value"))
+        except Exception:
+            paid.append(0.0)
+    return paid
 
 
 class PaysItself(trl.GRPOTrainer):
@@ -709,19 +677,17 @@ def in_plain_text(completions, answer, **_):
 
 
 def test_forms_are_read_off_a_function():
-    """Its patterns and tags say how it wants an answer, also through a function that it calls, and without groups."""
+    """Its tags and texts say how it wants an answer, also through a function that it calls."""
 
-    def written(function, answer="42", reasoning="I add."):
-        own = patterns.own_forms(signature.texts(function), signature.reads_json(function), answer)
-        return [patterns.fill(form, answer, reasoning) for form in own]
+    def written(function):
+        own = patterns.own_forms(signature.texts(function), signature.reads_json(function))
+        return [patterns.fill(form, "42", "I add.") for form in own]
 
     assert "<reasoning>I add.</reasoning><result>42</result>" in written(tagged)
-    assert written(unread_numbers) == ["<answer>42</answer>"]
-    assert written(unread_numbers, "Paris") == []  # it can match no word
-    assert "<t>a\nb</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), reasoning="a\nb")
-    either = written(matches(r"(?i)answer is (\w+)|So: (?P<said>[^(\]]+)"))
-    assert {"answer is 42", "So: 42"} <= set(either)
-    assert written(matches("(")) == []  # no pattern
+    assert "<answer>42</answer>" in written(unread_numbers)
+    assert "<t>I add.</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"))
+    assert any('"result": "42"' in form for form in written(json_reward("result")))
+    assert not any("P<said>" in form or "<said>" in form for form in written(matches("So: (?P<said>.*)")))
 
 
 @pytest.mark.parametrize(
@@ -871,16 +837,12 @@ def of(rank):
         (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign"),
         (by_exact_text, PLAIN, Verdict.NOT_CHECKED, ""),
         (of(0), PLAIN, Verdict.SUSPECTED, "order"),
-        (of(-1), PLAIN, Verdict.SUSPECTED, ""),
+        (of(-1), PLAIN, Verdict.SUSPECTED, "order"),
         (of(0.7), PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, ""),
-        (
-            lambda judge, prompts, completions: [random.SystemRandom().randint(0, 1) for _ in prompts],
-            PLAIN, Verdict.SUSPECTED, "",
-        ),
     ],
-)  # fmt: skip
+)
 def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault):
     """A judge was not asked at all: one that looked its prompts up in vain trained on the order of the pairs."""
     rows = datasets.Dataset.from_dict({"prompt": rows["prompt"], "answer": PLAIN["answer"]})
@@ -1012,7 +974,6 @@ def compares(completions, answer, **_):
 NUMBERS = PLAIN | {"answer": [7, 11, 17, 42]}
 MISSING = PLAIN | {"answer": ["7", "11", None, "42"]}
 LATER = {name: 48 * values for name, values in KINDS.items()}
-FINAL = "Think. Finish with: The final answer is: $\\boxed{number}$."
 R1_TAGS, XML_TAGS = r"^<think>.*?</think>\s*<answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
 IDEA_TAGS = r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>"
 NOTE_TAGS = r"^<note>.*?</note>\s*<out>.*?</out>$"
@@ -1035,22 +996,23 @@ CASES = [
     # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
     Case("HELD F10, NOT CHECKED F14 @0", shorter, CHAT),
     Case("HELD F10, NOT CHECKED F14 @0", one_line_wanted, CHAT),
-    Case(WELL_BUT_0, stripped_and_short),
+    Case(WELL, stripped_and_short),
     # What a function can never reward, and what was measured with that undone.
-    Case("FOUND F10:unread @0 tried", ones),
-    Case("FOUND F10:unread @0 tried", of_the_prompt),
+    Case("SUSPECTED F10:unread @0", ones),
+    Case("SUSPECTED F10:unread @0", of_the_prompt),
+    Case("SUSPECTED F10:unread @0", flat, CHAT),
+    Case(UNKNOWN, catches_all, CHAT),
     Case("FOUND F14:chance @0, HELD F10", chance),
     Case("FOUND F10:one number @0 tried", one_number),
     Case("FOUND F10:batch @0 tried", mean_of_all),
     Case("FOUND F10:batch @0 tried", remembered_by_prompt, keeps=True),
     Case("FOUND F14:count @0 ends", some),
     Case("FOUND F14:count @0 ends", nothing),
-    Case(REFERENCE, unread_numbers, WORDS),
+    Case(UNKNOWN, unread_numbers, WORDS),
     Case(REFERENCE, lower, WORDS),
     Case(REFERENCE, stripped, NUMBERS),
     Case("FOUND F14:reference @0 tried, HELD F10", stripped_and_short, NUMBERS),
-    Case(REFERENCE, compares, PLAIN | {"answer": [{"v": "7"}, {"v": "8"}, {"v": "9"}, {"v": "4"}]}),
-    Case(REFERENCE, compares, PLAIN | {"answer": [None] * 4}),
+    Case(UNKNOWN, compares, PLAIN | {"answer": [None] * 4}),
     Case(REFERENCE, last_number, answers_as("{} pages".format)),
     Case("FOUND F14:form @0 tried", messages_as_text, CHAT),
     Case("FOUND F14:form @0 tried", message_caught, CHAT),
@@ -1062,9 +1024,7 @@ CASES = [
     Case(SIGN, paid_for_wrong, CHAT),
     Case("FOUND F14:raises @0 tried ends, HELD F10, NOT CHECKED F14 @0", first_word),
     Case("FOUND F14:no number @0", infinite),
-    Case("FOUND F14:pattern @0 tried", code_alone, KINDS),
     Case(FORM, json_reward("result"), told('JSON only: {"solution": <number>}')),
-    Case(SIGN, matches(r"(?!<think>|.*<answer>)"), told(R1)),
     # An error for some completions hides nothing of what is given to the others. One of another type is the function's
     # own too. A service that is not here is asked in vain.
     Case("FOUND F14:raises @0 tried ends, HELD F10", raising(lambda said, right: not said, exact)),
@@ -1093,29 +1053,22 @@ CASES = [
     # A format that no completion has, beside a function that is well: open-r1 #237, and its n for a line break; and TRL
     # #6966, where the prompt ends with the tag.
     Case("FOUND F14:line breaks @0 tried, HELD F10", [matches(R1_TAGS.replace(r"\s*", "")), last_number], told(R1)),
-    Case(WELL, [matches(R1_TAGS, re.S), last_number], told(R1)),
-    Case(FORM, [matches(XML_TAGS + r"</answer>\s*$", re.S), last_number], told(XML)),
+    Case(WELL_BUT_0, [matches(R1_TAGS, re.S), last_number], told(R1)),
+    Case(WELL_BUT_0, [matches(XML_TAGS + r"</answer>\s*$", re.S), last_number], told(XML)),
     Case(
-        WELL,
+        WELL_BUT_0,
         [matches(XML_TAGS.replace("?n<", r"?\n<") + r"</answer>\s*$", re.S), last_number],
         told(XML),
     ),
     Case(FORM, [matches(r"^<think>.*?</think>", re.S), last_number], CHAT, OPENED),
     Case(WELL_BUT_0, [matches(r"^(<think>)?.*?</think>", re.S), last_number], CHAT, OPENED),
     # A form that the prompt shows is to be paid; the same words laid out otherwise are another form.
-    Case(WELL, marked(), told(MARKED)),
-    Case(FORM, marked(), told(MARKED.replace("begin_work", "work"))),
     Case("HELD F10, NOT CHECKED F14 @0", matches(NOTE_TAGS), told(ONE_LINE)),
     Case("FOUND F14:line breaks @0 tried, HELD F10", matches(NOTE_TAGS), told(ONE_LINE.replace("in one line ", ""))),
-    Case("FOUND F14:last line break @0 tried, HELD F10", matches(IDEA_TAGS + r"\n$", re.S), told(IDEA)),
-    Case("HELD F10", matches(IDEA_TAGS + r"\s*$", re.S), told(IDEA)),
+    Case("HELD F10, NOT CHECKED F14 @0", matches(IDEA_TAGS + r"\s*$", re.S), told(IDEA)),
     Case(FORM, matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), told(IDEA)),
-    Case(FORM, boxed, told(EXAMPLE)),
-    Case(WELL, last_number, told(EXAMPLE)),
-    Case(WELL, boxed_at_the_end, told(FINAL)),
-    Case(FORM, boxed_at_the_end, told("Use \\boxed{}.")),
     Case("FOUND F14:form @0 tried", in_both, told("Write <answer>it</answer>.")),
-    Case("FOUND F14:form @1 tried, HELD F10", [exact, ended], CHAT),
+    Case(WELL_BUT_1, [exact, ended], CHAT),
     Case(WELL, as_number, FLOATS),
     # A fenced block: not where it is a part of the question.
     Case(WELL, sql_block, told(QUERY)),
@@ -1132,14 +1085,12 @@ CASES = [
     Case("SUSPECTED F10 @0", by_prompt, CHAT),
     Case("SUSPECTED F10 @0", always_well, CHAT),
     Case("HELD F10, SUSPECTED F14", in_each_other),
-    # Two lambdas of one line: which of them the line belongs to is unknown, so nothing is said of what they read.
-    Case(UNKNOWN, PAIR[0]),
+    Case("SUSPECTED F10:unread @0", PAIR[0]),
     Case("HELD F10, NOT CHECKED F14 @0", PAIR[1]),
     # Chance that breaks ties, and chance that drowns the others.
     Case(WELL_BUT_0, [noise(1e-3), exact]),
     Case("FOUND F14:chance @0, HELD F10", [noise(1.0), exact]),
     # Every second row is of one kind: rows that are looked at in even steps would all be of the other.
-    Case("FOUND F14:pattern @1 tried, HELD F10", [last_number, code_alone], LATER),
     Case(WELL_BUT_1, [last_number, coding_alone], LATER),
     # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A penalty that others outweigh
     # is no wrong sign. A weight of 0 beside another that asks is odd and no more.
@@ -1153,7 +1104,7 @@ CASES = [
     Case(WELL_BUT_1, [last_number, in_reasoning], reward_weights=[1.0, -0.5]),
     Case("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[0.0, 1.0]),
     Case(WELL, [exact, distance], reward_weights=[0.0, 1.0]),
-    Case("FOUND F14:sign @1 tried, HELD F10", [last_number, without_tags], told(R1), reward_weights=[1.0, 1.0]),
+    Case(WELL_BUT_1, [last_number, without_tags], told(R1), reward_weights=[1.0, 1.0]),
     Case(WELL_BUT_1, [last_number, without_tags], told(R1), reward_weights=[1.0, -1.0]),
     # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
     Case("FOUND F14:sign @1 tried, HELD F10", [exact, distance], reward_weights=[1.0, -0.1]),

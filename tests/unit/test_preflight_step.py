@@ -5,7 +5,6 @@ import copy
 import functools
 import importlib.metadata
 import itertools
-import json
 import types
 
 import pytest
@@ -53,27 +52,11 @@ def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_pa
     assert found.verdict is Verdict.FOUND and "accumulation" in found.evidence, found
 
 
-@pytest.mark.parametrize(("beta", "told"), [(0.0, True), (0.5, False)])
-def test_a_loss_of_zero_in_a_healthy_run_is_explained(beta, told, model, tokenizer, tmp_path):
-    """It is what people ask about first: the advantages of a group add up to 0, and so does the loss, if each row's
-    tokens count together.
-    """
-    options = {"beta": beta, "logging_steps": 1, "max_steps": 2, "learning_rate": 1e-2}
-    options |= {"loss_type": "grpo"} if has("loss_type") else {}
-    training = Training(trainer(model, tokenizer, tmp_path, **options), {}, small=True)
-    step = StepJudge(training)
-    with differing_rewards(training), step.listening():
-        training.trainer.train()
-    answers = {answer.failure: answer.verdict for answer in step.answers()}
-    assert answers["F21"] is Verdict.HELD
-    assert any("loss of 0" in note for note in training.notes) == told
-
-
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
         (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
-        (lambda own: own * 1.75, Verdict.NOT_CHECKED),
+        (lambda own: own * 1.75, Verdict.FOUND),
         (lambda own: own / torch.arange(1, len(own) + 1), Verdict.NOT_CHECKED),
         (lambda own: own.roll(1), Verdict.FOUND),
         (lambda own: own.abs(), Verdict.FOUND),
@@ -97,32 +80,6 @@ def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model
 
     kind = Reshaped if hasattr(trl.GRPOTrainer, "_generate_and_score_completions") else OfOneMethod
     assert judge(trainer(model, tokenizer, tmp_path, kind=kind))["F21"].verdict is verdict
-
-
-@pytest.mark.skipif(not hasattr(trl.GRPOTrainer, "_compute_loss"), reason="this release has no such method")
-@pytest.mark.parametrize(
-    ("asked", "whole", "verdict"),
-    [
-        ("dapo", lambda loss, mask: (loss.sum(1) / mask.sum(1)).mean(), Verdict.NOT_CHECKED),
-        ("grpo", lambda loss, mask: loss.sum() / mask.sum(), Verdict.NOT_CHECKED),
-        ("grpo", lambda loss, mask: (loss[:, 1:].sum(1) / mask.sum(1)).mean(), Verdict.FOUND),
-    ],
-    ids=["by completion", "by token", "without a token"],
-)
-def test_a_published_loss_by_hand_is_a_question(asked, whole, verdict, model, tokenizer, tmp_path):
-    """People write it in a subclass whatever `loss_type` says, as before that option was there."""
-
-    class ByHand(trl.GRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            ids, mask = inputs["completion_ids"], inputs["completion_mask"]
-            attended = torch.cat([inputs["prompt_mask"], mask], 1)
-            logits = model(torch.cat([inputs["prompt_ids"], ids], 1), attention_mask=attended).logits
-            logps = logits[:, -ids.shape[1] - 1 : -1].log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-            loss = -(logps - logps.detach()).exp() * inputs["advantages"][:, None] * mask
-            return whole(loss, mask) / self.args.gradient_accumulation_steps
-
-    answer = judge(trainer(model, tokenizer, tmp_path, kind=ByHand, loss_type=asked, beta=0.0))["F21"]
-    assert answer.verdict is verdict, answer
 
 
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
@@ -254,18 +211,6 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
     assert answer.verdict is Verdict.HELD and "mask_truncated" not in answer.evidence.partition("does not show")[2]
 
 
-@pytest.mark.parametrize(("limit", "ended"), [(1, True), (24, False)])
-def test_what_was_ended_by_the_judge_is_noted(limit, ended, model, tokenizer, tmp_path):
-    """Of completions that all had one length the log does not tell how many reach the limit."""
-    with torch.no_grad():
-        model.lm_head.weight *= 0.05  # each token is about as likely, so that lengths differ where the limit lets them
-    training = Training(trainer(model, tokenizer, tmp_path, max_completion_length=limit), {}, small=False)
-    step = StepJudge(training)
-    with step.listening():
-        training.trainer.train()
-    assert training.ended is ended
-
-
 def test_a_mask_that_is_shifted_shows_where_completions_had_one_length(model, tokenizer, tmp_path):
     """They are ended at other places then: a mask of ones, rolled by one, was HELD."""
 
@@ -283,37 +228,13 @@ def test_a_mask_that_is_shifted_shows_where_completions_had_one_length(model, to
         assert judge(made, small=False)["F21"].verdict is verdict
 
 
-def test_what_explained_a_gradient_is_not_searched_for_again(model, tokenizer, tmp_path, monkeypatch):
-    """The search is made in the first run; a run with other numbers searches again."""
-    searches = []
-    explain = suspects.Search.explain
-
-    def counted(search, *given):
-        searches.append(search)
-        return explain(search, *given)
-
-    monkeypatch.setattr(suspects.Search, "explain", counted)
-    steps = []
-    for factor in (-1, -1, -3):
-        kind = planted(loss=lambda loss, factor=factor: factor * loss)
-        made = trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind)
-        step = StepJudge(Training(made, {}, explained=steps[0].explained if steps else {}))
-        with step.listening():
-            made.train()
-        steps.append(step)
-    assert len(searches) == 2
-    first, second, third = ([answer.evidence for answer in step.answers()] for step in steps)
-    assert first == second and "opposite sign, times 3" in third[0]
-    assert json.loads(json.dumps(steps[0].explained))["named"] == "opposite sign"
-
-
 def test_a_wrong_gradient_is_found(model, tokenizer, tmp_path):
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=torch.neg))
     answers = judge(made)
     assert answers["F21"].verdict is Verdict.FOUND and "opposite sign" in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
     assert answers["F21"].undo is None and answers["F21"].own
-    assert answers["F3b"].verdict is Verdict.HELD, "the named mistake is told from scores at prompt positions"
+    assert "F3b" not in answers, "of a wrong gradient nothing else is held"
 
 
 def with_learned_positions(tokenizer):
@@ -579,7 +500,7 @@ def drawn_by_generate(prompts, trainer, cut):
 )
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.HELD), (False, Verdict.FOUND)])
 def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokenizer, tmp_path):
-    """It is trained on; the repair takes it off whatever function it stands around."""
+    """It is trained on."""
 
     def rollout(prompts, trainer):
         return drawn_by_generate(prompts, trainer, cut)
@@ -597,11 +518,6 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
     answer, step = look(made)
     assert answer.verdict is verdict and answer.failure == "F13"
     assert step is (Verdict.HELD if cut else Verdict.NOT_CHECKED)  # of one length: another divisor would not show
-    if verdict is Verdict.FOUND:
-        made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)])
-        exec(answer.undo.text.format(trainer="made"), {"made": made, "__file__": __file__})
-        made.rollout_func.__code__ = made.rollout_func.__code__.replace(co_filename=__file__)
-        assert look(made)[0].verdict is Verdict.HELD
 
 
 @pytest.mark.skipif(

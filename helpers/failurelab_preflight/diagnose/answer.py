@@ -12,7 +12,7 @@ import textwrap
 from typing import Any
 
 from failurelab import failures
-from failurelab.failures import atlas, predicates, verdicts
+from failurelab.failures import predicates, verdicts
 from failurelab.failures.predicates import Value
 from failurelab.failures.toml_table import read_toml
 from failurelab_preflight.diagnose.evidence import Proof, RunEvidence
@@ -146,7 +146,7 @@ def decide(evidence: RunEvidence) -> Diagnosis:
     names = ["log", "script"] if unknown else list(dict.fromkeys(name for sign in signs for name in sign.looks))
     next_looks = [read.looks[name] for name in names if read.looks[name].answered_by not in evidence.kinds]
     told = [predicates.fill(sign.says, known) for sign in signs]
-    notes += evidence.hints + _possible(evidence)
+    notes += evidence.hints
     return Diagnosis(evidence.name, [], True, told, next_looks or [read.looks["known"]], notes, evidence)
 
 
@@ -165,14 +165,6 @@ def _causes(proofs: list[Proof], looks: dict[tuple[str, ...], Look]) -> list[Cau
             causes[proof.failures] = Cause(proof.failures, title, "" if several else fix, [], looks.get(proof.failures))
         causes[proof.failures].proofs.append(proof.says)
     return list(causes.values())
-
-
-def _possible(evidence: RunEvidence) -> list[str]:
-    """Return the failures that the run's versions have, which names nothing."""
-    hit = [failure.id for failure in failures.all() if failures.affected(failure, evidence.versions)]
-    having = f"these versions have {', '.join(hit)} (failurelab doctor tells when): that makes it possible, no more"
-    measured = atlas.cite(evidence.versions)
-    return [*([having] if hit else []), *([measured] if measured else [])]
 
 
 def _limits(known: dict[str, Any]) -> list[str]:

@@ -6,8 +6,6 @@ import pathlib
 import sys
 from collections.abc import Mapping
 
-from failurelab.errors import FailureLabError
-from failurelab.failures import versions
 from failurelab.failures.predicates import Value
 from failurelab_preflight.diagnose import answer, checkpoints, evidence
 from failurelab_preflight.diagnose.evidence import RunError
@@ -18,11 +16,10 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog,
         description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, a CSV "
-        "of its figures, two checkpoints, what guards measured, preflight's answer, versions. Each is optional.",
+        "of its figures, two checkpoints, what guards measured, preflight's answer. Each is optional.",
         epilog="exit status: 0 nothing found, 1 a cause is named, 2 a wrong call, 3 the files do not tell, or cannot "
         "be read",
     )
-    parser.add_argument("--python", help="the Python that trained, asked for its versions")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("runs", nargs="*", metavar="RUN", type=pathlib.Path, help="a folder; or the files of one run")
     return parser
@@ -34,18 +31,11 @@ def main(arguments: list[str]) -> int:
     if not options.runs:
         print("ERROR diagnose needs a run. Next: failurelab diagnose FOLDER", file=sys.stderr)
         return 3
-    installed: dict[str, str] = {}
-    if options.python:
-        try:
-            installed = versions.ask_versions(options.python)
-        except FailureLabError as error:
-            print(f"ERROR {error}", file=sys.stderr)
-            return 3
     answers: list[answer.Diagnosis] = []
     errors: list[tuple[str, str]] = []
     for name, paths in split(options.runs):
         try:
-            answers.append(ask(name, paths, installed))
+            answers.append(ask(name, paths))
         except (RunError, OSError) as error:
             errors.append((name, str(error)))
     if options.json:
@@ -67,7 +57,6 @@ def main(arguments: list[str]) -> int:
 def ask(
     name: str,
     paths: list[pathlib.Path],
-    installed: Mapping[str, str] | None = None,
     compared: Mapping[str, Value] | None = None,
 ) -> answer.Diagnosis:
     """Judge one run by its folder or its files.
@@ -75,13 +64,12 @@ def ask(
     Args:
         name: of the run, for the answer.
         paths: its folder, or its files.
-        installed: package to version, where they are known otherwise.
         compared: what `checkpoints.compare` said of two checkpoints, where it was asked before.
 
     Raises:
         RunError: there is no such file, or nothing in them can be read.
     """
-    return answer.decide(evidence.collect(name, paths, installed, compared))
+    return answer.decide(evidence.collect(name, paths, compared))
 
 
 def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:

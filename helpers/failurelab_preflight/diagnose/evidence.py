@@ -1,7 +1,6 @@
 """The files that a run left, found and read. What cannot be read is said in one line."""
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -10,19 +9,14 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from packaging.version import InvalidVersion, Version
-
 from failurelab.errors import FailureLabError
 from failurelab.failures import names, symptoms
-from failurelab.failures.loader import PACKAGES
 from failurelab.failures.predicates import Value
 from failurelab_preflight.answer import Answer
 from failurelab_preflight.diagnose import checkpoints, figures
 from failurelab_preflight.diagnose.history import Entry, History, entries_of, read_history, rows_of
 
 _BLOCK = 1 << 20  # characters
-_PINNED = re.compile(r"(?im)^\s*[-*]?\s*\"?(trl|transformers|torch|pytorch|peft|accelerate|deepspeed|bitsandbytes)\"?"
-                     r"\s*(?:==|===|:|=|@)\s*\"?v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)")  # fmt: skip
 
 
 class RunError(FailureLabError):
@@ -56,10 +50,9 @@ class RunEvidence:
         proofs: what names a cause by itself.
         hints: what else was said of the script or the run, and is no proof.
         history: what the trainer logged; None if nothing was read.
-        versions: package to version.
         read: what was read, a line each.
         not_read: what was not, and why.
-        kinds: what kinds of file were read: `history`, `log`, `weights`, `versions`, `guards`, `preflight`.
+        kinds: what kinds of file were read: `history`, `log`, `weights`, `guards`, `preflight`.
     """
 
     name: str
@@ -67,7 +60,6 @@ class RunEvidence:
     proofs: list[Proof] = dataclasses.field(default_factory=list)
     hints: list[str] = dataclasses.field(default_factory=list)
     history: History | None = None
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)
     read: list[str] = dataclasses.field(default_factory=list)
     not_read: list[str] = dataclasses.field(default_factory=list)
     kinds: set[str] = dataclasses.field(default_factory=set)
@@ -76,7 +68,6 @@ class RunEvidence:
 def collect(
     name: str,
     paths: Sequence[pathlib.Path],
-    versions: Mapping[str, str] | None = None,
     compared: Mapping[str, Value] | None = None,
 ) -> RunEvidence:
     """Read the folder or the files of one run.
@@ -84,21 +75,18 @@ def collect(
     Args:
         name: of the run, for the answer.
         paths: its folder, or its files.
-        versions: of the libraries, where they are known otherwise.
         compared: what `checkpoints.compare` said, where it was asked before.
 
     Raises:
         RunError: there is no such file, or nothing in them that can be read.
     """
-    evidence = RunEvidence(name, versions=dict(versions or {}))
+    evidence = RunEvidence(name)
     if compared:
         _take_comparison(compared, "two checkpoints", evidence)
     kinds: dict[str, list[pathlib.Path]] = collections.defaultdict(list)
     for path in paths:
         for file in _files(path):
             kinds[_kind(file, evidence)].append(file)
-    for file in kinds["versions"]:
-        _read_versions(file, evidence)
     for file in kinds["history"]:
         _read_history(file, evidence)
     for file in kinds["log"]:
@@ -180,15 +168,15 @@ def _kind(file: pathlib.Path, evidence: RunEvidence) -> str:
             return "preflight"
         if "log_history" in text or "trainer_state" in name or '"loss"' in text or '"reward"' in text:
             return "history"
-        return "versions" if re.search(r'"trl"\s*:|"transformers"\s*:', text) and "config" not in name else ""
+        return ""
     if suffix == ".csv":
         return "history" if re.search(r"\b(?:reward|loss|grad_norm)\b", first) and 'completion"' not in first else ""
     if suffix == ".jsonl":
         return "" if '"completion"' in first else "log"
     if name == "readme.md" or suffix in (".lock", ".yml", ".yaml") or re.search("require|version|freeze|pip", name):
-        return "versions"
+        return ""
     if suffix in (".txt", ".log", ".out", ".err", "") or re.search(r"\.(?:log|out|err)", name):
-        return "versions" if len(_PINNED.findall(text)) > 1 and "==" in text and "Traceback" not in text else "log"
+        return "log"
     return ""
 
 
@@ -200,22 +188,6 @@ def _entries(file: pathlib.Path) -> Iterator[Entry]:
             yield from rows_of(stream)
         else:
             yield from entries_of(iter(lambda: stream.read(_BLOCK), ""))
-
-
-def _read_versions(file: pathlib.Path, evidence: RunEvidence) -> None:
-    text = file.read_text(encoding="utf-8", errors="replace")[: 1 << 20]
-    found: dict[str, str] = {}
-    for package, version in _PINNED.findall(text):
-        package = {"pytorch": "torch"}.get(package.lower(), package.lower())
-        with contextlib.suppress(InvalidVersion):
-            found.setdefault(package, str(Version(version)))
-    found = {name: version for name, version in found.items() if name in PACKAGES}
-    if found:
-        evidence.versions = found | evidence.versions
-        evidence.kinds.add("versions")
-        evidence.read.append(f"{file.name}: " + ", ".join(f"{name} {version}" for name, version in found.items()))
-    elif file.name.lower() != "readme.md":
-        evidence.not_read.append(f"{file.name} names no version of trl or transformers (name==version)")
 
 
 def _read_history(file: pathlib.Path, evidence: RunEvidence) -> None:
@@ -260,7 +232,7 @@ def _read_log(file: pathlib.Path, evidence: RunEvidence) -> None:
         else:
             evidence.proofs.append(Proof((match.failure.id,), f"its error, {said}"))
     for number, line in read.errors.items():
-        if explained := names.explain(line, evidence.versions):
+        if explained := names.explain(line):
             evidence.proofs.append(Proof(("release",), f"line {number}: {line[:160]}. {explained}"))
     if evidence.history is None or evidence.history.trainer:
         record = read_history(_entries(file))

@@ -37,7 +37,6 @@ _SUMMARIES: dict[str, tuple[str, Callable[[list[float]], float]]] = {  # what is
     "length_mean": ("length", statistics.fmean),
     "policy_gap_first": ("engine_gap", _begin),
     "policy_gap": ("engine_gap", _end),
-    "gap_max": ("engine_gap_max", statistics.median),
     "weight_mean": ("weight_mean", statistics.median),
     "weight_max": ("weight_max", statistics.median),
     "rate_zero": ("learning_rate", _zeros),
@@ -55,15 +54,11 @@ def measure(history: History) -> dict[str, Value]:
     for name, (figure, of) in _SUMMARIES.items():
         if values := history.pairs(figure)[1]:
             result[name] = of(values)
-    for name, over, under in (
-        ("gap_grows", "policy_gap", "policy_gap_first"),
-        ("gap_worst_of_mean", "gap_max", "policy_gap"),
-    ):
-        above, below = result.get(over), result.get(under)
-        if isinstance(above, float) and isinstance(below, float) and below:
-            result[name] = above / below
+    above, below = result.get("policy_gap"), result.get("policy_gap_first")
+    if isinstance(above, float) and isinstance(below, float) and below:
+        result["gap_grows"] = above / below
     result["clipped_or_unknown"] = result.get("clipped_start", 0.0)
-    return result | _spread(history) | _reference(history) | _dead_functions(history)
+    return result | _spread(history) | _reference(history)
 
 
 def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
@@ -120,32 +115,13 @@ def _spread(history: History) -> dict[str, Value]:
 
 
 def _reference(history: History) -> dict[str, Value]:
-    """Of the KL: its first value; and loss / kl, which is beta where batches are used once: advantages have mean 0."""
+    """Of the KL: its first value."""
     steps, kl = history.pairs("kl")
     if not kl:
         return {}
-    result: dict[str, Value] = {"kl_at_first_step": kl[0], "kl_first_step": steps[0]}
-    result["kl_begins_high"] = kl[0] / max(kl) if max(kl) > 0 else 0.0
-    both = ((entry.get("loss", math.nan), entry.get("kl", math.nan)) for entry in history.entries)
-    ratios = sorted(loss / kl for loss, kl in both if kl > 1e-3 and math.isfinite(loss / kl))
-    if len(ratios) >= 4:
-        result["implied_beta"] = statistics.median(ratios)
-        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        result["implied_beta_spread"] = high / low if low > 0 else 1e6
-    return result
-
-
-def _dead_functions(history: History) -> dict[str, Value]:
-    """The reward functions that give one number, 0 or less, in each entry, if others do not."""
-    constant = {}
-    for name in dict.fromkeys(name for entry in history.entries for name in entry if name.startswith("rewards/")):
-        values = history.pairs(name)[1]
-        constant[name] = values[0] if len(values) >= 6 and max(values) == min(values) else None
-    if all(value is not None for value in constant.values()):
-        return {}
-    dead = [
-        f"{name.removeprefix('rewards/').removesuffix('/mean')} gives {value:g}"
-        for name, value in constant.items()
-        if value is not None and value <= 0
-    ]
-    return {"dead_functions": ", ".join(dead)} if dead else {}
+    highest = max(kl)
+    return {
+        "kl_at_first_step": kl[0],
+        "kl_first_step": steps[0],
+        "kl_begins_high": kl[0] / highest if highest > 0 else 0.0,
+    }

@@ -35,7 +35,6 @@ _KNOWN = {name: name for name in ("reward", "reward_std", "grad_norm", "loss", "
     "completions/mean_length": "length",
     "completion_length": "length",
     "sampling/sampling_logp_difference/mean": "engine_gap",
-    "sampling/sampling_logp_difference/max": "engine_gap_max",
     "sampling/importance_sampling_ratio/mean": "weight_mean",
     "sampling/importance_sampling_ratio/max": "weight_max",
 }
@@ -126,7 +125,7 @@ def read_history(logged: Iterable[Entry]) -> History:
         names |= raw.keys()
         if _EVALUATION & raw.keys() or not _TRAINING & raw.keys():
             continue
-        entry = {name: value for name, value in raw.items() if name.startswith("rewards/") and name[-4:] != "/std"}
+        entry: Entry = {}
         for name, figure in _KNOWN.items():
             if name in raw:
                 entry.setdefault(figure, raw[name])

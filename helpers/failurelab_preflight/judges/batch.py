@@ -88,14 +88,15 @@ def judge_batch(training: Training) -> Iterator[Finding]:
         return
     generations, per_round = step.generations, step.per_round
     prompts: Sequence[Any] = (training.reward_inputs or {}).get("prompts") or ()
-    arrived = counts.of_groups(prompts, generations) if prompts else {}
+    drawn = getattr(training.trainer, "num_generations", None) or generations  # as it was cut
+    arrived = counts.of_groups(prompts, drawn) if prompts else {}
     if arrived.get("completions_left_over"):  # of one process, where a group lies on several
         arrived = {}
     measured = arrived | {"completions_a_group": generations, "completions_left_over": (per_round or 0) % generations}
     controls = {
         "one completion more": plants.one_more(range(per_round or generations), generations),
         "one completion a prompt": plants.one_each(prompts),
-        "prompts that are not repeated": plants.not_repeated(prompts, generations),
+        "prompts that are not repeated": plants.not_repeated(prompts, drawn),
     }
     evidence = (
         f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "

@@ -17,8 +17,6 @@ from failurelab import failures, textbook
 from failurelab.failures import verdicts
 from failurelab_preflight.answer import Finding, Location, Quantity
 from failurelab_preflight.judges.replaced import codes_of
-from failurelab_preflight.judges.rows import known_ends, own_ends
-from failurelab_preflight.repairs import Statement
 from failurelab_preflight.script_text import location, read_source
 from failurelab_preflight.training import Training
 
@@ -27,19 +25,6 @@ ONE_ORDER = (
     "then prompt 2 (repeat_interleave, and torch.stack(completions, 1).flatten(0, 1) behind a loop of generations)."
 )
 _MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
-_CUT = """\
-def without_padding(prompts, trainer, rollout={trainer}.rollout_func):
-    drawn, tokenizer = rollout(prompts, trainer), trainer.processing_class
-    pad = tokenizer.pad_token_id
-    for place, ids in enumerate(drawn["completion_ids"]):
-        size = len(ids)
-        while size > 1 and ids[size - 1] == pad and ids[size - 2] in (pad, *END_IDS):
-            size -= 1
-        for name in ("completion_ids", "logprobs", "env_mask"):
-            if drawn.get(name):
-                drawn[name][place] = drawn[name][place][:size]
-    return drawn
-{trainer}.rollout_func = without_padding"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,9 +140,6 @@ def _found(
     if reading.fault == "end" and getattr(trainer.args, "mask_truncated_completions", False):
         says += ". With mask_truncated_completions each is taken for cut, and none of its tokens is trained on"
         why = ""
-    if reading.failure == "F13" and not reading.fault and maker == "rollout_func":
-        ends = (known_ends(trainer) | own_ends(trainer.accelerator.unwrap_model(trainer.model))) - {None}
-        more["undo"] = Statement(_CUT.replace("*END_IDS", ", ".join(map(str, sorted(ends)))))
     if reading.failure == "F16" and code is not None:
         place: Location = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename))
         more["place"] = place

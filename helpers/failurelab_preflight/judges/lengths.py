@@ -28,7 +28,7 @@ def judge_lengths(training: Training) -> Iterator[Finding]:
     if not rows:
         yield Finding.not_checked("F11", "the dataset has no column `prompt` that could be read")
         return
-    answers = [*_prompts(training, rows), *_pairs(training, rows), _completions(training)]
+    answers = [*_prompts(training, rows), _completions(training)]
     if any(answer.verdict is Verdict.FOUND for answer in answers):
         answers = [answer for answer in answers if answer.verdict is Verdict.FOUND]
     yield from answers
@@ -54,43 +54,6 @@ def _prompts(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Fin
         )
     else:
         yield Finding.held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
-
-
-def _pairs(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    """Tell prompts that Online DPO draws from whole, and cuts from the left where it scores what it has drawn.
-
-    `max_length` holds for prompt and completion together there, and what is over it is taken from the prompt alone. A
-    trl trainer derived from it, such as XPO's, scores in its own way.
-    """
-    kinds = [kind.__name__ for kind in type(training.trainer).__mro__ if kind.__module__.partition(".")[0] == "trl"]
-    limit, new = training.arguments.get("max_length"), training.arguments.get("max_new_tokens")
-    if kinds[:1] != ["OnlineDPOTrainer"] or not limit or not new or {"image", "images"} & rows[0].keys():
-        return  # with images it cuts nothing
-    lengths = [len(ids) for ids in prompt_ids(training.trainer, [row["prompt"] for row in rows])]
-    always, possible = (sum(length + more > limit for length in lengths) for more in (1, new))
-    said = f"max_length is {limit}, for prompt and completion together"
-    figures = (
-        f"prompts have {median(lengths):g} tokens at the median and {max(lengths)} at most, max_new_tokens is {new}"
-    )
-    what = "it is drawn from the whole prompt, and scored without the prompt's beginning"
-    wanted = max(lengths) + new
-    repair = f"Set max_length={wanted}: the longest prompt and max_new_tokens."
-    if always > PROMPTS * len(rows):
-        evidence = (
-            f"{said}: {always} of {len(rows)} prompts do not fit beside one token of a completion ({figures}), so "
-        )
-        undo = Arguments({"max_length": wanted})
-        tried = f"0 of {len(rows)} do not fit within {wanted}"
-        yield Finding("F11", f"{evidence}{what}", repair, undo=undo, tried=tried, part="max_length")
-    elif possible > PROMPTS * len(rows):
-        evidence = (
-            f"{said}: {possible} of {len(rows)} prompts do not fit beside the longest completion ({figures}); then "
-        )
-        why = "how long this model's completions are, only the real model tells (--real-model)"
-        yield Finding.suspected("F11", f"{evidence}{what}", why, repair, part="max_length")
-    else:
-        evidence = f"{said}: {possible} of {len(rows)} prompts do not fit beside the longest completion ({figures})"
-        yield Finding.held("F11", evidence, f"with a max_length of {new} it would be {len(rows)}", part="max_length")
 
 
 def _completions(training: Training) -> Finding:

@@ -4,14 +4,12 @@ Upstream: the registry's F3a and F3b.
 """
 
 import contextlib
-import importlib.metadata
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from failurelab import failures, guards, logits
-from failurelab.failures import loader
+from failurelab import guards, logits
 from failurelab.handles import is_unseen
 from failurelab_preflight.answer import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
@@ -83,7 +81,7 @@ class LogitsJudge:
             self._training.notes.append(
                 f"the trainer asks for {self._rows_wanted} rows of logits by {self._name}, and the model, which "
                 f"swallows that name, makes {self._rows_made}: it costs memory (F3a). failurelab.logits.repair(model) "
-                f"before the trainer is made, or {versions_that_fit('F3a') or 'later releases'}"
+                "before the trainer is made, or later releases, end it"
             )
 
     def _judge_scores(self, report: Any) -> Finding:
@@ -96,13 +94,3 @@ class LogitsJudge:
             evidence = "the known-answer probe gets the log-probabilities of the completion's tokens"
         found = Finding.not_checked("F3b", self._guarded.failed or evidence)
         return settle("F3b", [report.figures], report.planted, evidence) or found
-
-
-def versions_that_fit(failure: str) -> str:
-    """Return the upgrades that end a failure with the versions here; empty where the registry knows none."""
-    installed = {}
-    for package in loader.PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            installed[package] = importlib.metadata.version(package)
-    upgrades = failures.upgrades(failures.get(failure), installed)
-    return f"versions that fit: {'; or '.join(upgrades)}" if upgrades else ""

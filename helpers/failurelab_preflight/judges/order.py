@@ -17,7 +17,6 @@ from failurelab_preflight.judges.reference import judge_reference
 from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab_preflight.judges.rewards import judge_rewards, leave_first_rewards
 from failurelab_preflight.judges.rollouts import RolloutJudge
-from failurelab_preflight.judges.schedule import note_rates
 from failurelab_preflight.judges.tokens import judge_ends, judge_template
 from failurelab_preflight.judges.updates import judge_updates
 from failurelab_preflight.training import Training
@@ -37,7 +36,6 @@ Judge = Callable[[Training], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
     judge_dataset,
-    note_rates,
     judge_template,
     judge_ends,
 )

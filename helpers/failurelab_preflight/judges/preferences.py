@@ -3,7 +3,7 @@
 A judge is handed texts alone: no column of the dataset, and of messages not the messages, but `User: ...`. One that
 looks the right answer up by the prompt may find nothing, and then takes the first of each pair: training goes on, for
 or against half of what the model does well. So it is asked about a right and a wrong completion of each prompt, in
-both orders, and twice.
+both orders.
 
 Upstream: TRL #2532; trl's `OnlineDPOTrainer.training_step`, which reads `rank == 0` as "the first is better".
 """
@@ -33,7 +33,7 @@ _MOST = 0.75
 
 @dataclasses.dataclass(frozen=True)
 class Preferences:
-    """What a judge said of the same pairs in three orders: as they are, the other way round, and again.
+    """What a judge said of the same pairs, as they are and the other way round.
 
     Attributes:
         ranks: of each order, a rank for each pair: 0 for the first, 1 for the second, -1 where it failed.
@@ -85,23 +85,15 @@ def _verdict(judge: Any, said: Preferences, pairs: list[Any], known: bool) -> Fi
         return Finding(FAILURE, f"{name}.judge returned {said.odd} for {count} pairs: {read}", repair, part=PART)
     shown = " and ".join(quote(text, 40) for text in min(pairs, key=lambda pair: len("".join(pair))))
     ranks = {rank for order in said.ranks for rank in order}
-    if ranks == {-1}:
-        evidence = f"{name}.judge fails (-1) for each of {count} pairs: the trainer reads that as the second is better"
-        why = "what it asks may be out of reach from here"
-        return Finding.suspected(FAILURE, evidence, why, "Look why it fails, and raise an error there.", part=PART)
-    unsteady = sum(one != again for one, again in zip(said.ranks[0], said.ranks[2]))
-    if 4 * unsteady > count:
-        evidence = f"{name}.judge takes another one of the same pair when it is asked again, in {unsteady} of {count}"
-        why = "it may be meant to draw by chance"
-        return Finding.suspected(FAILURE, evidence, why, "Let it give the same answer twice.", part=PART)
     taken = [said.taken(place) for place in range(count)]
     right, wrong = taken.count(0), taken.count(1)
     what = "a right and a wrong completion" if known else "two completions"
     if not right and not wrong:
-        place = "first" if ranks == {0} else "second" if ranks == {1} else "one by its place"
+        takes = {frozenset({0}): "takes the first", frozenset({1}): "takes the second", frozenset({-1}): "fails"}
+        does = takes.get(frozenset(ranks), "takes one by its place")
         evidence = (
-            f"{name}.judge was asked about {count} pairs of {what}, as {shown}, in both orders: it takes the {place} "
-            "each time, whatever stands there"
+            f"{name}.judge was asked about {count} pairs of {what}, as {shown}, in both orders: it {does} each time, "
+            "whatever stands there"
         )
         repair = "Ask it about a right and a wrong completion in both orders, and look what it reads."
         why = "for other texts than these it may see a difference"
@@ -116,7 +108,7 @@ def _verdict(judge: Any, said: Preferences, pairs: list[Any], known: bool) -> Fi
     margin = (right - wrong if known else decided) / count
     failed = sum(rank == -1 for order in said.ranks for rank in order)
     measured = {"rewards_asked": 2 * count, "margin": margin, "margin_if_given": abs(margin)}
-    measured |= {"rewards_paid": 3 * count, "rewards_invalid": failed, "completions_paid": 0}  # it gets no columns
+    measured |= {"rewards_paid": 2 * count, "rewards_invalid": failed, "completions_paid": 0}  # it gets no columns
     by_order: dict[str, Figures] = {"what it needs taken away": {"margin": 0.0}}
     controls = by_order | {"a reward that is no number": {"rewards_invalid": 1}}
     if settled := settle(FAILURE, [measured], controls, evidence, part=PART):
@@ -130,7 +122,7 @@ def _ask(judge: Any, prompts: Sequence[str], pairs: Sequence[Any]) -> "Preferenc
     """Return what a judge says of pairs, asked in a fork; why it could not be asked, as text."""
 
     def call() -> Preferences | str:
-        orders = (pairs, [tuple(reversed(pair)) for pair in pairs], pairs)
+        orders = (pairs, [tuple(reversed(pair)) for pair in pairs])
         try:
             return _read([judge.judge(list(prompts), list(order)) for order in orders], len(pairs))
         except Exception as error:

@@ -9,13 +9,12 @@ nothing, and later ones refuse it. The cut leaves the option out, so that what t
 Upstream: TRL #3194, #3108, PR #4912 (refused from 0.28 on).
 """
 
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from failurelab import failures, handles
+from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.textbook.scores import plain
 from failurelab_preflight.answer import Finding
@@ -33,90 +32,62 @@ def judge_reference(training: Training) -> Iterator[Finding]:
     if not hasattr(trainer, "ref_model"):
         return
     if training.arguments.get("sync_ref_model") and trainer.ref_model is None:
-        stacks = failures.get("F19").affected
-        installed = {"trl": importlib.metadata.version("trl")}
-        takes = any(stack.holds(installed) for stack in stacks if stack.what.startswith("sync_ref_model"))
-        error = "NotImplementedError" if training.arguments.get("beta") else "ValueError"
-        refused = f"this trl refuses that as it makes the trainer, by a {error}, and nothing is trained"
         yield Finding(
             "F19",
-            "sync_ref_model is asked for, and there is no reference model to sync: "
-            f"{'nothing is ever synced, without a word' if takes else refused}",
+            "sync_ref_model is asked for, and there is no reference model: some releases refuse that, and in others "
+            "nothing is ever synced, without a word",
             "Leave sync_ref_model out, or train without an adapter and with beta above 0.",
             undo=Arguments({"sync_ref_model": False}),
-            ends=not takes,
         )
         return
     if training.arguments.get("beta") == 0 or training.arguments.get("ref_adapter_name"):
         return
-    model, reference = _bare(trainer.model), trainer.ref_model
-    if reference is not None:
-        yield _models(training, model, _bare(reference))
+    model = _bare(trainer.model)
+    if trainer.ref_model is not None:
+        yield _compare(training, model, _bare(trainer.ref_model))
     elif hasattr(model, "disable_adapter") and hasattr(model, "peft_config"):
-        yield _adapter(model)
+        yield _compare(training, model, "ref" if "ref" in model.peft_config else None)
 
 
-def _models(training: Training, model: Any, reference: Any) -> Finding:
-    own, other = (getattr(getattr(policy, "config", None), "_name_or_path", "") for policy in (model, reference))
-    if own and other and own != other:
-        return Finding(
-            "F19",
-            f"the policy is {own} and its reference is {other}: KL is above 0 before the first step",
-            "Load the reference from the policy's checkpoint, or leave ref_model out.",
-            undo=Keyword("trainer", "ref_model") if training.keywords.get("ref_model") is not None else None,
+def _compare(training: Training, model: Any, reference: Any) -> Finding:
+    """Compare a policy with its reference: a model, "ref" for an adapter of that name, or None: without its adapter."""
+    apart, what = isinstance(reference, torch.nn.Module), "its reference model"
+    if apart:
+        own, other = (getattr(getattr(policy, "config", None), "_name_or_path", "") for policy in (model, reference))
+        if own and other and own != other:
+            return Finding(
+                "F19",
+                f"the policy is {own} and its reference is {other}: KL is above 0 before the first step",
+                "Load the reference from the policy's checkpoint, or leave ref_model out.",
+                undo=Keyword("trainer", "ref_model") if training.keywords.get("ref_model") is not None else None,
+            )
+        if any(parameter.requires_grad for parameter in set(model.parameters()) & set(reference.parameters())):
+            return Finding(
+                "F19",
+                "the reference model has tensors of the policy that are trained: it moves with it, and holds nothing",
+                "Make it a copy: trainer.ref_model = copy.deepcopy(trainer.model).eval()",
+                undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
+            )
+    else:
+        what = (
+            "its reference, an adapter of its own," if reference == "ref" else "its reference, itself without adapter,"
         )
-    shared = set(model.parameters()) & set(reference.parameters())
-    if any(parameter.requires_grad for parameter in shared):
-        return Finding(
-            "F19",
-            "the reference model has tensors of the policy that are trained: it moves with it, and does not hold it",
-            "Make it a copy: trainer.ref_model = copy.deepcopy(trainer.model).eval()",
-            undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
-        )
-    gap, share = _gap(model, reference), _share_changed(model, reference)
-    adapted = has_adapter(model) and not has_adapter(reference)
-    if adapted and gap > _APART and _gap(model, None) > _APART:
-        return Finding(
-            "F19",
-            f"the policy has an adapter that is trained or not zero, and its reference has none: they are apart by "
-            f"{gap:.3g} in a log-probability before the first step",
-            _MERGE,
-        )
-    if not share:
-        return _held("policy and reference model have the same weights", model, reference)
-    if gap <= _APART:
-        same = f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)"
-        return _held(same, model, reference)
-    if training.small and share == 1:
+    gap = _gap(model, reference)
+    said = f"the policy and {what} are apart by {gap:.2g} in a log-probability before the first step"
+    if gap <= _APART or (apart and not _share_changed(model, reference)):  # or of another dtype alone
+        return _held(said, model, reference)
+    lost = reference is None or (
+        apart and has_adapter(model) and not has_adapter(reference) and _gap(model, None) > _APART
+    )
+    if apart and not lost and training.small and _share_changed(model, reference) == 1:
         return Finding.not_checked(
             "F19", "policy and reference were both built small, and differ by how they were loaded"
         )
-    return Finding(
-        "F19",
-        f"policy and reference model are apart by {gap:.3g} in a log-probability at the first step, and {share:.0%} "
-        "of their matrices differ: the policy was changed after it was loaded, and the reference was not",
-        "Save the changed model (an adapter merged into it, say) and hand its folder to the trainer.",
-        undo=Statement("{trainer}.ref_model.load_state_dict({trainer}.model.state_dict())"),
+    repair = "Save the changed policy, and give the trainer that folder: its reference is made of what was loaded."
+    undo = (
+        Statement("{trainer}.ref_model.load_state_dict({trainer}.model.state_dict())") if apart and not lost else None
     )
-
-
-def _adapter(model: Any) -> Finding:
-    if "ref" in model.peft_config:
-        if (gap := _gap(model, "ref")) <= _APART:
-            return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
-        return Finding(
-            "F19",
-            f"the reference is an adapter of its own, and differs by {gap:.3g} in a log-probability at the first step",
-            "Do not change the policy's adapter after the trainer is made, which copies it.",
-        )
-    if (gap := _gap(model, None)) <= _APART:
-        return _held(f"the policy without its adapter is the reference, and the same (apart by {gap:.2g})", model, None)
-    return Finding(
-        "F19",
-        f"the reference is the policy without its adapter, and that is trained or not zero: they differ by {gap:.3g} "
-        "in a log-probability before the first step",
-        _MERGE,
-    )
+    return Finding("F19", said, _MERGE if lost else repair, undo=undo)
 
 
 def _held(evidence: str, model: Any, reference: Any) -> Finding:

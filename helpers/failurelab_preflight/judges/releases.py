@@ -5,13 +5,13 @@ is judged; an import, an attribute or a key of a file ends the run, and is undon
 said of releases comes from the table of names (`failures.names`).
 """
 
+import dataclasses
+import difflib
 import importlib
 import re
 import traceback
 from collections.abc import Iterator
 from typing import Any
-
-from packaging.version import Version
 
 from failurelab.failures import names
 from failurelab_preflight.answer import Finding
@@ -20,6 +20,7 @@ from failurelab_preflight.script_error import causes
 from failurelab_preflight.stage.releases import LeftOut, installed
 
 FAILURE = "release"
+_OTHERWISE = "Write what this release has, or install one that has it."
 _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")
 _CALL = re.compile(r"(?:got an unexpected keyword argument|takes (?:from \d+ to )?\d+ positional arguments? but \d+)")
 
@@ -53,8 +54,8 @@ def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
 def of_files(left_out: LeftOut) -> Iterator[Finding]:
     """Yield the keys of a file that trl's parser drops without a word, where a release had them, or one is near."""
     for name in dict.fromkeys(left_out.unread):
-        said = "" if name in OF_LAUNCH else names.explain(f"not used by the HfArgumentParser: ['{name}']", installed())
-        if "went with" in said or "Near to it" in said or "came with" in said:
+        if name not in OF_LAUNCH and _is_known(name):
+            said = names.explain(f"not used by the HfArgumentParser: ['{name}']", installed())
             yield Finding.suspected(
                 FAILURE,
                 f"the file has {name}, which no class takes here, and trl trains without it and says nothing: {said}",
@@ -62,6 +63,15 @@ def of_files(left_out: LeftOut) -> Iterator[Finding]:
                 f"Take {name} out, or write what this release has.",
                 part=name,
             )
+
+
+def _is_known(option: str) -> bool:
+    """Whether a release has an option of this name, or this one of a name near to it."""
+    import transformers  # not above: this module tells of a Python without it, too
+
+    taken = [field.name for field in dataclasses.fields(transformers.TrainingArguments)]
+    listed = any(names.find(owner, option) for owner in ("GRPOConfig", "TrainingArguments"))
+    return listed or bool(difflib.get_close_matches(option, taken, n=1))
 
 
 def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
@@ -76,7 +86,7 @@ def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
         if said := names.explain(text, installed()):
             first = re.sub(r" \(/[^)]*\)", "", " ".join(str(link).split())[:200])
             yield Finding(
-                FAILURE, f"{first}. {said}", _repair(link, text, own) or _install(said), ends=True, part=_part(text)
+                FAILURE, f"{first}. {said}", _repair(link, text, own) or _OTHERWISE, ends=True, part=_part(text)
             )
             return
 
@@ -99,17 +109,6 @@ def _repair(error: BaseException, text: str, own: Any) -> str:
     if _CALL.search(text) and trace and not own(trace[-1][0].f_code.co_filename):
         return "Let your function of this name, if it is yours, take *args and **kwargs, and hand them on."
     return f"Write {new}." if new and "has no attribute" in text else ""
-
-
-def _install(said: str) -> str:
-    """Return which releases fit each other, where names came with some of them."""
-    have, fit = installed(), []
-    for package, release in dict.fromkeys(re.findall(r"came with (trl|transformers) (\d[\d.]*\d)", said)):
-        newer = Version(have.get(package, "0")) >= Version(release)
-        fit.append(f"{package} before {release}" if newer else f"{package} {release} or later")
-    if not fit or "went with" in said:
-        return "Write what this release has, or install one that has it."
-    return f"Install {', or '.join(fit)}."
 
 
 def _imported(new: str, name: str) -> str:

@@ -4,7 +4,6 @@ The objects are asked and no text: a function of trl, transformers or peft whose
 put there by the script, on a module, a class or an object, also by a decorator around the library's own.
 """
 
-import ast
 import dataclasses
 import functools
 import sys
@@ -12,8 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from failurelab_preflight.repairs import EditableScript, Repair
-from failurelab_preflight.script_text import Edit, location, read_source
+from failurelab_preflight.script_text import location, read_source
 
 LIBRARIES = ("trl", "transformers", "peft")
 _FUNCTIONS = (
@@ -89,36 +87,3 @@ def codes_of(value: Any) -> Iterator[types.CodeType]:
             if isinstance(value, types.FunctionType):
                 yield value.__code__
             value = getattr(value, "__wrapped__", None)
-
-
-@dataclasses.dataclass(frozen=True)
-class WithoutPatches(Repair):
-    """Statements taken out that put a function of the script's own in the place of a library's.
-
-    Attributes:
-        names: of the attributes that they set.
-        files: in which they are looked for.
-    """
-
-    names: tuple[str, ...]
-    files: tuple[str, ...]
-
-    def edit(self, script: EditableScript) -> list[Edit]:
-        """Take out assignments to such an attribute, and calls of `setattr`."""
-        edits = []
-        for file in self.files:
-            text = script.texts(file)
-            for node in ast.walk(text.tree) if text else ():
-                if text and isinstance(node, ast.stmt) and _sets(node) in self.names:
-                    edits.append(text.without(node))
-        return edits
-
-
-def _sets(node: ast.stmt) -> str:
-    """Return the attribute that a statement sets; empty if it sets none."""
-    if isinstance(node, ast.Assign):
-        return next((target.attr for target in node.targets if isinstance(target, ast.Attribute)), "")
-    call = getattr(node, "value", None)
-    if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "setattr" and len(call.args) == 3:
-        return str(getattr(call.args[1], "value", ""))
-    return ""

@@ -23,7 +23,6 @@ from failurelab_preflight.training import Training
 
 ROWS = 4  # asked of
 _LOOKED_AT = 48  # rows among which they are chosen
-_MANY = 500  # rows whose kinds are looked at
 _DRAWN = 4  # completions of this run that are asked about too
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
@@ -95,14 +94,12 @@ def _survey(
     training: Training, functions: list[Any], places: list[int], rows: list[dict[str, Any]]
 ) -> Iterator[Finding]:
     inputs = make_inputs(training, rows)
-    weights, many = signature.weights_of(training.trainer, len(functions)), prompted(training, _MANY)
-    texts = {name for row in many for name, value in row.items() if isinstance(value, str)}
+    weights = signature.weights_of(training.trainer, len(functions))
     table = survey.survey(
         functions, inputs,
         weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
         drawn=_drawn(training), masked=installed_version("trl") >= _MASKED,
         **_call_size(training),
-        kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
     training.rewards = table
     by_key = {signature.key_of(functions, place): place for place in places}

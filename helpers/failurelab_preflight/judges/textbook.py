@@ -29,17 +29,16 @@ from failurelab.failures import verdicts
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
 from failurelab.textbook.gradient import score_old
-from failurelab.textbook.ranks import RanksApart, own_number, several
+from failurelab.textbook.ranks import RanksApart, own_number
 from failurelab.textbook.recorder import MIXED, pad_id
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
-from failurelab.textbook.turns import MASK
 from failurelab_preflight.answer import Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import ONE_ORDER, find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
-from failurelab_preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
+from failurelab_preflight.judges.replaced import Replaced, find_replaced
 from failurelab_preflight.judges.rows import prompt_ids, sample, tokenizer_of
-from failurelab_preflight.repairs import Arguments, Repair, Statement
+from failurelab_preflight.repairs import Arguments, Repair
 from failurelab_preflight.script_text import location
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training
@@ -83,33 +82,14 @@ _REPAIRS = {
     "of an IterableDataset: Dataset.from_list(list(rows)) is repeated.",
     **dict.fromkeys(_WITHOUT_MASK, "trl 0.15 or later; or prompts of one length in a batch (TRL #2708)."),
 }
-_ENVIRONMENT = ("the environment's tokens are trained on", MASK)
-_RETURN_MASK = (
-    "Return env_mask from rollout_func: for each completion a list as long as its ids, 1 for a token that the policy "
-    "drew, and 0 for one that the environment, a tool or a template gave."
-)
-_WITH_MASK = """\
-def add_mask(model, args, kwargs):
-    ids = kwargs.get("input_ids", args[0] if args else None)
-    mask = {{}} if ids is None else {{"attention_mask": (ids != {trainer}.processing_class.pad_token_id).long()}}
-    return args, mask | kwargs
-for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
-    each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
 _WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
 _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
 _LIBRARIES = ("trl", "transformers", "builtins")
-_SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
-_CONSTANT = "constant factor"
-_LOSSES = ("_compute_loss", "compute_loss")
 _LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
 _OTHERWISE = (
     "The error is in what is overridden or patched: correct it there, and try it by --edit. "
     "failurelab.guards.StepGuard(trainer) checks it in the run."
-)
-_LOSS_OF_ZERO = (
-    "the log shows a loss of 0, as by definition: where completions are used once and beta is 0, the loss is the mean "
-    "of the advantages, which add up to 0 in a group. Its gradient is not 0: watch the reward and grad_norm"
 )
 _FLAT = (
     "A loss without a gradient often compares log-probs with themselves: of exp(logps - old_logps) the old ones need "
@@ -233,7 +213,6 @@ class StepJudge(TrainerCallback):
                 of_prompt.setdefault(prompt, set()).add(completion)
             one = {prompt for prompt, each in of_prompt.items() if len(each) == 1}
             alike = [len(set(lengths)) == 1 or prompt in one for prompt in map(tuple, prompts)] or [False] * len(own)
-            self.training.ended |= any(alike) or several()
             ends = [
                 length - 1 - row % 2 + (row % 4 == 2) if same else len(own[0])
                 for row, (length, same) in enumerate(zip(lengths, alike))
@@ -283,9 +262,7 @@ class StepJudge(TrainerCallback):
             with keep_random_state():
                 evidence, searched = self._recorder.evidence(), affordable and not self.missing()
                 compare = functools.partial(textbook.compare_step, self.trainer, evidence, with_controls=True)
-                report = compare(with_suspects=searched and not self.training.explained)
-                if report.verdict == "FOUND" and searched and self.training.explained:
-                    report = _as_before(report, self.training.explained) or compare(with_suspects=True)
+                report = compare(with_suspects=searched)
         except Exception as error:  # of this check's own: the cut training goes on
             if raises_own(error):
                 raise
@@ -340,19 +317,10 @@ class StepJudge(TrainerCallback):
             self.training.notes.append(f"in the place of the library's own the script puts {theirs}")
 
     @property
-    def explained(self) -> dict[str, Any]:
-        """What explains a gradient that was found wrong, for later runs of the same script: they need not search."""
-        report = next(iter(self._reports("FOUND")), None)
-        if report is None or report.apart is None or self.missing():
-            return {}
-        known = {name: getattr(report, name) for name in ("step", "named", "line", "reason")}
-        controls = {name: dataclasses.astuple(apart) for name, apart in report.controls.items()}
-        return known | {"apart": dataclasses.astuple(report.apart), "controls": controls}
-
-    @property
-    def compared(self) -> bool:
-        """Whether a step's gradient could be judged."""
-        return bool(self._reports("FOUND") or self._reports("HELD"))
+    def tells_rows(self) -> bool:
+        """Whether what it says is of the rows of logits too (F3b)."""
+        last = self.reports[-1] if self.reports else None
+        return last is not None and (last.verdict == "HELD" or _FAILURES.get(last.named or "") == "F3b")
 
     def _found(self, report: textbook.Comparison) -> Iterator[Finding]:
         if self.missing():
@@ -367,7 +335,7 @@ class StepJudge(TrainerCallback):
         if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
-        if meant := _reshaped(report, own) or _other_loss(report, own, self.trainer.args):
+        if meant := _reshaped(report, own):
             yield Finding.not_checked("F21", meant)
             return
         where = self._where
@@ -377,9 +345,7 @@ class StepJudge(TrainerCallback):
         mixed = self._recorder.regrouped if MIXED in report.controls else ""
         tried = mixed and f"the textbook with the groups as they stand gives this gradient: {report.controls[MIXED]}"
         repair, undo = (ONE_ORDER, None) if mixed else (repair, undo)  # no edit takes out this alone
-        figures, _, name = report.reason.partition(" Named: ")  # which is said first
-        said = f"Named: {name} Step" if name else "step"
-        said += f" {report.step}: {figures}{where}"
+        said = f"{f'{report.named}: ' if report.named else ''}step {report.step}: {report.reason}{where}"
         if mixed:
             said += f" Here {mixed}."
         if not own and not self.replaced and report.named == _ACCUMULATION and aligned:
@@ -408,13 +374,10 @@ class StepJudge(TrainerCallback):
         if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
             yield Finding.held("F21", evidence, "; ".join(planted))
-        besides = failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1])
-        if besides:
+
+        if failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1]):
             said = f"step {report.step}: these scores lack the temperature too"
             yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
-        if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
-            others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
-            yield from (answer for answer in others if answer.failure not in (failure, "F15" * besides))
 
     @property
     def _where(self) -> str:
@@ -457,7 +420,6 @@ class StepJudge(TrainerCallback):
             "F3b": LOGITS_REPAIRED,
             "F15": Arguments({"temperature": 1.0}),
             "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
-            **dict.fromkeys(_WITHOUT_MASK, Statement(_WITH_MASK)),
         }
         if not own and named == _ACCUMULATION:
             given = self.training.arguments
@@ -465,17 +427,12 @@ class StepJudge(TrainerCallback):
             whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
             return _WITHOUT_ACCUMULATION, Arguments(whole)
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE)
-        undo = undos.get(failure) or undos.get(named)
-        if named in _ENVIRONMENT and getattr(self.trainer, "rollout_func", None) is not None:
-            words = _RETURN_MASK
+        undo = undos.get(failure)
         if failure == "F3b" and own:  # the versions may be innocent
             words, undo = _OTHERWISE, None
         if self.replaced:  # what the script itself has put there is looked at first
             names = ", ".join(each.name for each in self.replaced)
             words = f"Take out what the script puts in the place of {names}, or correct it."
-            patches = [_without_patch(self.training, [each]) for each in self.replaced]
-            patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
-            return words, (*patches, *([undo] if undo else []))
         return words, undo
 
     def _place(self, own: Sequence["OwnMethod"]) -> Location | None:
@@ -490,8 +447,6 @@ class StepJudge(TrainerCallback):
         first, last = reports[0], reports[-1]
         evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
         self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
-        if self._loss_of_zero():
-            self.training.notes.append(_LOSS_OF_ZERO)
         of_each = [{line.partition(":")[0].partition(" (")[0] for line in report.not_shown} for report in reports]
         if hidden := sorted(set.intersection(*of_each)):
             evidence += f". This does not show: {', '.join(hidden)}"
@@ -507,12 +462,6 @@ class StepJudge(TrainerCallback):
             return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
         return Finding.held("F21", evidence, "; ".join(planted), figures=_figures(last))
-
-    def _loss_of_zero(self) -> bool:
-        """Return whether the log shows a loss of 0, to the four digits that people read, in each step."""
-        losses = [entry["loss"] for entry in self.trainer.state.log_history if "loss" in entry]
-        without_penalty = not getattr(self.trainer.args, "beta", None)
-        return without_penalty and bool(losses) and all(abs(loss) < 5e-5 for loss in losses)
 
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
@@ -530,18 +479,6 @@ class StepJudge(TrainerCallback):
         if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.training):
             evidence = f"the gradient of step {report.step} is the textbook's: see F21"
             yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
-
-
-def _as_before(report: textbook.Comparison, known: dict[str, Any]) -> textbook.Comparison | None:
-    """Return a comparison with an earlier run's explanation, whose gradient was as wrong; None where it was not."""
-    if report.apart is None or report.step != known["step"]:
-        return None
-    cosine, size, _ = known["apart"]
-    if abs(report.apart.cosine - cosine) > _SAME or abs(report.apart.size - size) > _SAME * abs(size):
-        return None
-    controls = {name: textbook.Apart(*apart) for name, apart in known["controls"].items()}
-    more = {name: known[name] for name in ("named", "line", "reason")}
-    return dataclasses.replace(report, controls=controls, **more)
 
 
 def _figures(report: textbook.Comparison) -> tuple[Quantity, ...]:
@@ -593,19 +530,12 @@ def _overridden(trainer: Any) -> list[OwnMethod]:
 def _reshaped(report: textbook.Comparison, own: Sequence["OwnMethod"]) -> str:
     """Return what the script makes of the trainer's advantages, where that may be meant; empty where it is not so.
 
-    Its own method takes what the library made, as bounds and scaled penalties do, the gradient is the definition's with
-    the new advantages, and their sign has stayed. A mistake in rows (another group's, another process's, a wrong sign)
-    changes that; their order changes where lengths or groups are weighed.
+    Its own method makes them, as bounds and scaled penalties do, the gradient is the definition's with the new
+    advantages, and their sign has stayed. A mistake in rows (another group's, another process's, a wrong sign) changes
+    that.
     """
     method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
-    if method is None or "super" not in _code(method).co_names or "advantages" not in _code(method).co_consts:
-        return ""
-    if report.named == _CONSTANT and report.apart:
-        return (
-            f"{method.kind.__name__}.{method.name} gives rows {report.apart.size:.3g} times the trainer's advantages; "
-            "the direction of the gradient is the textbook's. Is that meant?"
-        )
-    if report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+    if method is None or report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
         return ""
     weights = report.solved[0].weights
     if not all(each.rows for each in weights):
@@ -626,27 +556,6 @@ def _turned(expected: float, solved: float, least: float) -> bool:
     return abs(solved) > least and (expected * solved < 0 or abs(expected) <= least)
 
 
-def _other_loss(report: textbook.Comparison, own: Sequence["OwnMethod"], args: Any) -> str:
-    """Return that a loss of the script's own is one that was published, beside what the arguments say; else nothing.
-
-    Where DAPO is asked for, one that is divided by the tokens of a micro-batch is a known mistake.
-    """
-    method = next((each for each in own if each.name in _LOSSES and "super" not in _code(each).co_names), None)
-    asked = getattr(args, "loss_type", "of another kind")
-    if method is None or report.named != "loss_type" or (report.line == "bnpo" and asked in ("dapo", "cispo")):
-        return ""
-    return (
-        f"{method.kind.__name__}.{method.name} computes a loss of its own, whose gradient is that of "
-        f"loss_type={report.line!r}, and the arguments' is {asked}. Is that meant?"
-    )
-
-
 def _code(method: OwnMethod) -> types.CodeType:
     code: types.CodeType = vars(method.kind)[method.name].__code__
     return code
-
-
-def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutPatches:
-    names = tuple(each.name.rpartition(".")[2] for each in replaced)
-    script = [training.source.path] if training.source else []
-    return WithoutPatches(names, tuple(dict.fromkeys([*(each.file for each in replaced), *script])))

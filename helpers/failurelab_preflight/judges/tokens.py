@@ -32,7 +32,6 @@ from failurelab_preflight.rewards.references import is_conversation
 from failurelab_preflight.training import Training
 
 ROWS = 32
-_CHAT = re.compile(r"instruct|chat|zephyr|\bit\b|assistant", re.IGNORECASE)
 _TASK = re.compile(
     r"^\W*(what|who|how|why|when|where|which|is|are|can|please|solve|compute|calculate|find|write|explain|give|name|list|"
     r"translate|summari[sz]e|answer|add|multiply|count|describe|question|determine|evaluate|simplify|prove|classify|"
@@ -266,10 +265,6 @@ def _turns(training: Training, tokenizer: Any) -> Finding:
     if turn in config:
         evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
         return Finding("F13", evidence, repair, undo=_set_end(token))
-    name = training.loads[0].name if training.loads else ""
-    if _CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")):
-        why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
-        return Finding.suspected("F13", f"{found}: nothing stops the model there", why, repair)
     return Finding.not_checked(
         "F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)"
     )

@@ -6,7 +6,6 @@ the share of elements that a step changes is computed on them; else on numbers s
 initializer_range says, and the evidence says so.
 """
 
-import contextlib
 import dataclasses
 import inspect
 import json
@@ -63,11 +62,6 @@ def judge_updates(training: Training) -> Iterator[Finding]:
         yield Finding.not_checked(
             "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
         )
-        return
-    if load.dtype == "float16" and (said := _divides_by_nothing(training, own)):
-        repair, undo = _in_float32(training, load)
-        steps = f"{load.name} is loaded in float16, and {optimizer} steps these weights"
-        yield Finding("F9", f"{steps}: {said}", repair, undo=undo)
         return
     evidence = f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer}"
     yield from _by_share(training, load, rate, _LOW[load.dtype], f"{evidence} steps these weights")
@@ -136,27 +130,6 @@ def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
     return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
 
 
-def _divides_by_nothing(training: Training, own: tuple[Any, dict[str, Any]] | None) -> str:
-    """Return what a step of Adam makes of a weight in float16 whose gradient is small; empty where it is no harm.
-
-    Its second moment and its epsilon are 0 there. Kernels that compute a step in float32 have no such trouble.
-    """
-    name = optimizer_name(training)
-    kind: Any = own[0] if own else torch.optim.AdamW
-    epsilon = training.arguments.get("adam_epsilon") or 1e-8
-    options = own[1] if own else {"eps": epsilon, "fused": "fused" in name}
-    if not own and not name.startswith("adamw_torch"):
-        return ""
-    weight = torch.nn.Parameter(torch.full((8,), 0.02, dtype=torch.float16, device="cpu"))
-    names = inspect.signature(kind).parameters
-    weight.grad = torch.full_like(weight, 1e-5)
-    with contextlib.suppress(Exception):  # an optimizer of the script's own, which may need what is not here
-        kind([weight], **{name: value for name, value in options.items() if name in names}).step()
-        if not weight.isfinite().all():
-            return f"with a gradient of 1e-5, as large models have, one step makes {float(weight[0]):g} of a weight"
-    return ""
-
-
 def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
     """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
 
@@ -164,7 +137,8 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
     """
     copies = sum(tensor.requires_grad for _, tensor in _copies(training.trainer.model))
     if dtype is None and copies and not training.zero_stage and load.dtype in _LOW:
-        return _judge_copies(training, load, rate, copies)
+        why = f"modules_to_save trains {copies} tensor(s) of the base in full, in {load.dtype}, not looked at"
+        return Finding.not_checked("F9", why)
     if dtype is None:
         return Finding.not_applicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
     width = int(getattr(load.config, "hidden_size", None) or 1024)
@@ -185,21 +159,6 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
 def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors that PEFT trains as full copies beside an adapter, by `modules_to_save`."""
     return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
-
-
-def _judge_copies(training: Training, load: Load, rate: float, count: int) -> Finding:
-    """Tell full copies beside an adapter: PEFT makes A and B in float32, and leaves these in the dtype of the load."""
-    dtype = _LOW[load.dtype]
-    share, of = _share(training, load, rate, dtype)
-    evidence = (
-        f"modules_to_save trains {count} tensor(s) of the base in full, in {load.dtype}: a step of {rate:g} changes "
-        f"{share:.1%} of {of}"
-    )
-    settled = settle_share(share, _share(training, load, rate / 1000, torch.bfloat16)[0], evidence)
-    if settled and in_band(share):
-        return settled
-    repair = "Call updates.to_float32(trainer.model) after the trainer is made, or load the model in float32."
-    return Finding.suspected("F9", evidence, "A and B are in float32, and learn", repair)
 
 
 def policy_load(training: Training) -> Load | None:

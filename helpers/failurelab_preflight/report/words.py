@@ -21,7 +21,7 @@ _CHINESE = {
     "what each reward function pays": "每个奖励函数给多少",
     # the settings, and the instruments
     "checkpointing": "检查点", "weights": "权重", "adapters": "适配器", "quantization": "量化", "temperature": "温度",
-    "learning rate": "学习率", "one step": "一步", "reference": "参考模型", "engine": "生成引擎",
+    "one step": "一步", "reference": "参考模型", "engine": "生成引擎",
     "draws and rows": "采样和数据", "reward table": "奖励表", "step": "一步梯度", "model": "模型",
     "libraries": "库自己的话",
     "found {}": "有 {}", "held {}": "没有 {}", "not checked {}": "未检查 {}", "does not apply {}": "不适用 {}",

@@ -1,24 +1,20 @@
 """Why a reward function pays the same to all, or a right answer no more than a wrong one.
 
 It is asked again with one thing changed: first with the column that does not arrive, as the row has it, then with other
-forms of completions, patterns and references. What makes it tell them apart is the cause, with what it paid then.
+forms of completions and references. What makes it tell them apart is the cause, with what it paid then.
 """
 
 import dataclasses
-import functools
 import operator
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from failurelab_preflight.rewards import asking, forms, patterns, references, signature
+from failurelab_preflight.rewards import forms, references, signature
 from failurelab_preflight.rewards.examination import Examination
 from failurelab_preflight.rewards.inputs import FORMS, OWN
 from failurelab_preflight.rewards.table import Flag, quote
 
-NO_LINE_BREAK, GIVE_DOTALL = "in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
-_FEW = 8  # values of a column that says which kind a row is
-_KINDS = ("column", "form", "pattern", "reference")
+_KINDS = ("column", "form", "reference")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +78,7 @@ def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: b
 def _changes(x: Examination) -> Iterator[_Change]:
     rows, own, there = x.inputs.rows, x.inputs.form, x.inputs.names(x.wanted)
     others = [name for name, value in rows[0].items() if name not in OWN and isinstance(value, (str, int, float))]
-    for name in x.asked:
+    for name in (name for name in x.asked if name in x.wanted or name in signature.REFERENCES):
         for source in dict.fromkeys([name, x.column, *others]) if name not in there else ():
             if source in rows[0]:
                 some = x.completions if source == x.column else forms.make(rows, source, [x.function], x.opened)
@@ -105,29 +101,11 @@ def _changes(x: Examination) -> Iterator[_Change]:
     blank = {"prompts": lambda row: _blank(row["prompt"])}
     said = "it reads prompts and completions as one text, and what it looks for stands in the prompt"
     yield _Change("form", said, "Look into the completion alone.", "with empty prompts", {"columns": blank})
-    sought = [token for token in x.inputs.special if token in "\n".join(signature.texts(x.function))]
     if lost := [token for token in x.inputs.special if any(token in each.text for each in x.completions)]:
         names = " and ".join(map(repr, lost))
         said = f"{names} are special tokens of the tokenizer, and the trainer decodes completions without these"
         repair = "Add them with add_tokens(...), which are not special, or read completion_ids."
         yield _Change("form", said, repair, "with them in the same completions", {"keep_special": True})
-    for token in sought:
-        said = f"it looks for {token!r}, a special token, and the trainer decodes completions without these"
-        ending: dict[str, Any] = {
-            "change": lambda text, token=token: text + token * (len(text) % 2),
-            "keep_special": True,
-        }
-        yield _Change("form", said, "Look for it in completion_ids.", "with it behind some completions", ending)
-    yield _Change("pattern", NO_LINE_BREAK, GIVE_DOTALL, "with re.DOTALL", with_dotall(x))
-    words = [text for text in signature.texts(x.function) if re.fullmatch(r"[\w -]{1,30}", text)]
-    for name in x.asked:
-        values = x.kinds.get(name, set())
-        if 0 < len(values) <= _FEW and name in x.inputs.columns and not values & set(words):
-            for word in words[:_FEW]:
-                said = f"its text {word!r} is no value of the column {name}, which has "
-                columns = {"columns": {name: lambda row, word=word: word}}
-                repair, tried = f"Compare {name} with a value that it has.", f"with {name}={word!r}"
-                yield _Change("pattern", said + ", ".join(map(repr, sorted(values))), repair, tried, columns)
     real = rows[0].get(x.column)
     for what, read in _OTHER_REFERENCES if x.asks_reference else ():
         if read(real) != real or type(read(real)) is not type(real):
@@ -135,28 +113,11 @@ def _changes(x: Examination) -> Iterator[_Change]:
             said = f"{x.column} is {type(real).__name__} {quote(str(real), 40)}, which it cannot equal"
             repair = f"Compare with {x.column} as {what}: {read(real)!r}."
             yield _Change("reference", said, repair, f"as {what}, {read(real)!r},", columns)
-    yield from _readable_references(x) if x.asks_reference else ()
 
 
 def _blank(prompt: Any) -> Any:
     """Return a prompt of the same form without a word."""
     return [{**each, "content": ""} for each in prompt] if references.is_conversation(prompt) else ""
-
-
-def _readable_references(x: Examination) -> Iterator[_Change]:
-    """Yield references that are as easy to read as any, where its own has another type, or no pattern finds it."""
-    real = x.inputs.rows[0][x.column]
-    texts = signature.texts(x.function), signature.reads_json(x.function)
-    own = next(iter(references.readings(real)), "")
-    finds = asking.in_fork(lambda: [bool(patterns.own_forms(*texts, text)) for text in ("7", own)], 10.0)
-    for value in ("7", 7, 7.0):
-        if finds == [True, False] or type(value) is not type(real):
-            some = forms.make([{**row, x.column: value} for row in x.inputs.rows], x.column, [x.function], x.opened)
-            options = {"some": some, "columns": {x.column: lambda row, value=value: value}}
-            said = f"{x.column} is {type(real).__name__} {quote(str(real), 40)}, which its patterns do not find"
-            repair = f"Compare with what {x.column} holds: the same type, and a pattern that finds it."
-            tried = f"with a reference {value!r} ({type(value).__name__})"
-            yield _Change("reference", said, repair, tried, options)
 
 
 def _as_number(value: Any) -> Any:
@@ -184,24 +145,3 @@ _OTHER_REFERENCES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("a box", lambda value: f"\\boxed{{{value}}}"),
     ("a list", lambda value: [value]),
 )
-
-
-def with_dotall(x: Examination) -> dict[str, Any]:
-    """Return how a function is asked so that '.' matches line breaks, also in patterns that it has compiled."""
-    return {"prepare": functools.partial(_match_line_breaks, x.function)}
-
-
-def _match_line_breaks(function: Callable[..., Any]) -> None:
-    library: Any = re
-    own = library._compile
-    library._compile = lambda pattern, flags: own(pattern, flags | re.DOTALL * (not isinstance(pattern, re.Pattern)))
-    code = signature.plain_function(function)
-    for names in (getattr(code, "__globals__", {}), getattr(function, "__dict__", {})):
-        names.update({name: _dotall(value) for name, value in names.items() if isinstance(value, re.Pattern)})
-    for cell in getattr(code, "__closure__", None) or ():
-        if isinstance(cell.cell_contents, re.Pattern):
-            cell.cell_contents = _dotall(cell.cell_contents)
-
-
-def _dotall(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    return re.compile(pattern.pattern, pattern.flags | re.DOTALL)

@@ -1,7 +1,7 @@
 """One reward function, what it is asked about, and what it paid."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from failurelab_preflight.rewards import figures, signature
@@ -28,7 +28,6 @@ class Examination:
         alone: whether it is the only one.
         masked: whether the trainer leaves None and NaN out of the sum.
         part: completions of one call in training, where that is less than a group; else 0.
-        kinds: of each column of text the values that rows have.
         rewards: for each completion; empty where it could not be asked, or gave no numbers.
         paid: the same of all completions that were made up, by completion; RAISES where it raised.
         unasked: why it could not be asked; empty if it was.
@@ -46,7 +45,6 @@ class Examination:
     alone: bool = True
     masked: bool = True
     part: int = 0
-    kinds: Mapping[str, set[str]] = dataclasses.field(default_factory=dict)
     rewards: list[float | None] = dataclasses.field(default_factory=list)
     paid: dict[Completion, float | str | None] = dataclasses.field(default_factory=dict)
     unasked: str = ""

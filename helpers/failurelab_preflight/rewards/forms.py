@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab_preflight.rewards import asking, signature
+from failurelab_preflight.rewards import signature
 from failurelab_preflight.rewards.patterns import ANSWER, REASONING, fill, own_forms
 from failurelab_preflight.rewards.references import is_conversation, other_answer, readings
 
@@ -46,7 +46,6 @@ _COMMON = {
 _OTHERS = {"empty": "", "no answer": NO_ANSWER, "long": "The cat sat on the mat. " * 8}
 _VARIANTS = 3  # ways to write one reference
 _MOST_SHOWN = 6
-_SECONDS = 10.0  # for all patterns of a script
 _ANSWER_TAG = re.compile(r"answer|solution|result|final|output|response|json", re.IGNORECASE)
 _PAIR = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _FENCED = re.compile(r"```(\w*)[ \t]*\n(.*?)```", re.DOTALL)
@@ -100,12 +99,12 @@ def make(
     """
     known = [readings(row.get(column))[:_VARIANTS] if column else [] for row in rows]
     choices = list(dict.fromkeys(answers[0] for answers in known if answers))
-    own = _own_forms(functions, [answer for answers in known for answer in answers or ["4"]])
+    own = [form for each in functions for form in own_forms(signature.texts(each), signature.reads_json(each))]
     written: list[Completion] = []
     for number, (row, answers) in enumerate(zip(rows, known)):
         for variant, answer in enumerate(answers or ["4"]):
             pair = [("right", answer), ("wrong", other_answer(answer, choices))] if answers else [("other", answer)]
-            for name, form, shown in _forms(row["prompt"], own.get(answer, ()), not variant):
+            for name, form, shown in _forms(row["prompt"], list(dict.fromkeys(own)), not variant):
                 if name == "unit" and not answer.isdecimal():
                     continue
                 inside = bool(re.search(rf"{REASONING}\s*</", form)) or name in _COMMON
@@ -123,20 +122,6 @@ def make(
         others |= {"cut in the middle": longest[: len(longest) // 2]} if longest else {}
         written += [Completion(number, "none", name, text) for name, text in others.items()]
     return list({(each.row, each.worth, each.text): each for each in reversed(written)}.values())[::-1]
-
-
-def _own_forms(functions: Sequence[Any], answers: Sequence[str]) -> dict[str, list[str]]:
-    """Return the forms of the functions' own patterns for each answer, written in a process of its own."""
-    known = [(signature.texts(function), signature.reads_json(function)) for function in functions]
-
-    def write() -> dict[str, list[str]]:
-        own = {
-            answer: [form for each in known for form in own_forms(*each, answer)] for answer in dict.fromkeys(answers)
-        }
-        return {answer: list(dict.fromkeys(forms)) for answer, forms in own.items()}
-
-    forms = asking.in_fork(write, _SECONDS)
-    return forms if isinstance(forms, dict) else {}
 
 
 def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, str, bool]]:
@@ -235,7 +220,6 @@ def _tagged(text: str) -> Iterator[str]:
         inner = [match[2] for match in row]
         around = [(i[: len(i) - len(i.lstrip())], i[len(i.rstrip()) :]) if i.strip() else (i, "") for i in inner]
     if not _ANSWER_TAG.search(row[-1][1]):
-        yield from _answered_behind(text, [each[-1] for each in rows])
         return
     marks = [REASONING] * (len(row) - 1) + [ANSWER]
     between = [
@@ -247,17 +231,6 @@ def _tagged(text: str) -> Iterator[str]:
             f"{gap * bool(place)}{space}<{match[1]}>{left}{mark}{right}</{match[1]}>"
             for place, (match, mark, space, (left, right)) in enumerate(zip(row, marks, between, around))
         )
-
-
-def _answered_behind(text: str, matches: Sequence[re.Match[str]]) -> Iterator[str]:
-    """Yield the form of an example whose answer stands behind its tags: `<think>1 and 1</think> 2`."""
-    for match in matches:
-        answer_there = re.match(r"(\s*)-?\d[\d.,]*(?=\s|$)", text[match.end() :])
-        inner = match[2].strip()
-        if answer_there and inner:
-            start, _, stop = match[0].partition(inner)
-            yield f"{start}{REASONING}{stop}{answer_there[1]}{ANSWER}"
-            return
 
 
 def _json(text: str) -> Iterator[str]:

@@ -12,10 +12,31 @@ from failurelab_preflight.rewards.references import is_conversation
 
 OWN = ("prompts", "completions", "prompt", "completion", "completion_ids")  # no columns
 FORMS: dict[str, Callable[[str], Any]] = {
-    "plain text": str,
+    "plain text": lambda text: text,
     "a list of messages": lambda text: [{"role": "assistant", "content": text}],
     "a message": lambda text: {"role": "assistant", "content": text},
 }
+
+
+class Touched(BaseException):
+    """Something was done with a completion; no function catches it by accident."""
+
+
+def _touch(*_: Any) -> Any:
+    raise Touched
+
+
+class Untouchable:
+    """In the place of a completion: whatever is done with it, but for asking its class, ends the call."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name == "__class__" else _touch()
+
+    def __repr__(self) -> str:
+        return "a completion"
+
+    __len__ = __iter__ = __getitem__ = __contains__ = __eq__ = __ne__ = __lt__ = __gt__ = __hash__ = __bool__ = _touch
+    __str__ = __format__ = __float__ = __int__ = __add__ = __radd__ = __buffer__ = _touch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +71,7 @@ class Inputs:
         *,
         rows: Sequence[Mapping[str, Any]] = (),
         form: str = "",
-        change: Callable[[str], str] = str,
+        change: Callable[[str], Any] = str,
         columns: Mapping[str, Callable[[Mapping[str, Any]], Any]] | None = None,
         without: Sequence[str] = (),
         wanted: Sequence[str] = (),
@@ -82,7 +103,8 @@ class Inputs:
         more = dict(self.more) | {name: value for name, value in self.usual.items() if name in wanted}
         for name, value in more.items():
             if name == "completion_ids":
-                call[name] = self.encode(texts) if self.encode and texts else []
+                plain = all(isinstance(text, str) for text in texts)
+                call[name] = self.encode(texts) if self.encode and texts and plain else [] if plain else texts
             elif name not in OWN and name not in self.rows[0]:
                 call[name] = _nothing if callable(value) else value
         return {name: value for name, value in call.items() if name not in without}

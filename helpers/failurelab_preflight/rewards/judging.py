@@ -10,16 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from failurelab_preflight.rewards import asking, figures, forms, signature
 from failurelab_preflight.rewards.asking import Reply
-from failurelab_preflight.rewards.causes import (
-    GIVE_DOTALL,
-    NO_LINE_BREAK,
-    cause_of,
-    never_arrives,
-    with_dotall,
-)
+from failurelab_preflight.rewards.causes import cause_of, never_arrives
 from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.figures import SAME
 from failurelab_preflight.rewards.forms import NO_ANSWER
+from failurelab_preflight.rewards.inputs import Untouchable
 from failurelab_preflight.rewards.table import Flag, quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
@@ -148,15 +143,11 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
         x: the function.
         totals: what the trainer adds up for each of its completions; None where that is unknown.
     """
-    reads = signature.reads_completions(x.function)
     if not x.varies:
-        return _why_equal(x, reads)
-    if not reads:
-        said = f"{x.key} never reads the completions, and gives them different rewards ({figures.span(x.rewards)})"
-        if abs(x.weight) * figures.width(x.rewards) < _NOISE * figures.width(totals or ()):
-            return x.not_checked(f"{said}: chance, small beside what all functions pay ({figures.span(totals or ())})")
-        return x.found("chance", f"{said}: every advantage is chance", _LET_IT_DEPEND)
+        return _why_equal(x)
     more, less, rows_less = x.pairs
+    if (less or not more) and (flag := _chance(x, totals)):
+        return flag
     blind = not more and not (less and x.asks_reference)
     said = f"{x.key} gives {figures.span(x.rewards)}, and right answers no more than wrong ones"
     if blind and x.asks_reference and (flag := cause_of(x, said, ["column", "reference"])):
@@ -168,12 +159,12 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
         and rows_less == {each.row for each, value in zip(x.completions, x.rewards) if value is not None}
     ):
         return _less_for_right(x, less, totals)
-    if flag := _line_breaks(x) or _shown_form(x) or _last_line_break(x):
+    if flag := _line_breaks(x) or _shown_form(x):
         return flag
     if blind and not x.asks_reference and (flag := cause_of(x, said, ["column"])):
         return flag
     if not x.asks_reference:
-        return None if more or _likes_shown_form(x) else _direction(x)
+        return None if more else _direction(x)
     if more:
         return None
     said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
@@ -183,41 +174,27 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
 # It pays the same for all.
 
 
-def _why_equal(x: Examination, reads: bool) -> Flag:
+def _why_equal(x: Examination) -> Flag:
     said = f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions"
-    if not reads and x.alone:
-        lengths = figures.span([float(len(each.text)) for each in x.completions])
-        said += ": it never reads them, so every advantage and every gradient is 0"
-        return x.found("unread", said, _LET_IT_DEPEND, f"the completions' lengths in its place give {lengths}", "F10")
-    if not reads:
-        return x.not_checked(f"{said}: it never reads them, and adds nothing to any advantage", "F10")
-    if signature.gives_constant(x.function):
-        said += ": its value depends on no input, for its text has no other number"
-        return _suspect(x, said, "only its text was read")
     if flag := cause_of(x, said):
         return flag
+    touched = x.ask(form="plain text", change=lambda text: Untouchable(), keep_special=True)
+    if len(touched.values) == len(x.rewards) and not touched.raised:
+        said += ", and for what no function can read: every advantage is 0"
+        if not x.alone:
+            return x.not_checked(f"{said}, but for the others", "F10")
+        why = "it may catch its own errors"
+        return Flag(x.key, "F10", "SUSPECTED", said, _LET_IT_DEPEND, control=why, fault="unread")
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
         return x.found("batch", said, "Return each completion's own reward.", tried, "F10")
-    if len(set(x.rewards)) > 1:
-        said += ": it depends on the prompt alone, so every advantage is 0"
-        return _suspect(x, said, "another form may get more")
-    if _gives_the_most(x):
-        said += ", and its text has no larger number: all get the most that it pays"
-        return _suspect(x, said, "another form may get less")
-    return x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
-
-
-def _gives_the_most(x: Examination) -> bool:
-    """Return whether all completions get the largest number that stands in the function."""
-    return (x.rewards[0] or 0.0) >= max(signature.numbers(x.function), default=math.inf) > 0
-
-
-def _suspect(x: Examination, said: str, why: str) -> Flag:
-    """Suspect equal rewards; beside other functions they only add nothing to any advantage."""
-    if not x.alone:
+    pays = len(set(x.rewards)) > 1 or (x.rewards[0] or 0.0) > 0  # what finds nothing that it looks for pays nothing
+    if pays and x.alone:
+        said += ", also where they answer nothing: every advantage is 0"
+        return Flag(x.key, "F10", "SUSPECTED", said, _LET_IT_DEPEND, control="another form may get another reward")
+    if pays:
         return x.not_checked(f"{said}, so it adds nothing to any advantage", "F10")
-    return Flag(x.key, "F10", "SUSPECTED", said, f"{_LET_IT_DEPEND[:-1]} that this run can draw.", control=why)
+    return x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
 
 
 # It tells completions apart, and may still be blind.
@@ -233,10 +210,25 @@ def _floor(x: Examination) -> dict[int, float]:
     return {row: _best(x, text=NO_ANSWER).get(row, 0.0) for row in {each.row for each in x.completions}}
 
 
+def _chance(x: Examination, totals: list[float] | None) -> Flag | None:
+    """Look whether one and the same completion is paid as differently as the made-up ones are, within a prompt."""
+    values = x.ask(change=lambda text: NO_ANSWER).values
+    of_row: dict[int, list[float | None]] = {}
+    for each, value in zip(x.completions, values):
+        of_row.setdefault(each.row, []).append(value)
+    apart = max(map(figures.width, of_row.values()), default=0.0)
+    if apart < 0.5 * figures.width(x.rewards):
+        return None
+    said = f"{x.key} gives one completion, asked again and again, rewards that are {apart:.2g} apart"
+    if abs(x.weight) * figures.width(x.rewards) < _NOISE * figures.width(totals or ()):
+        return x.not_checked(f"{said}: chance, small beside what all functions pay ({figures.span(totals or ())})")
+    return x.found("chance", f"{said}: every advantage is chance", _LET_IT_DEPEND)
+
+
 def _line_breaks(x: Examination) -> Flag | None:
-    """Compare reasoning in one line with the same in several; with re.DOTALL they are to get the same."""
+    """Compare reasoning in one line with the same in several, and these with their line breaks taken out."""
     single, several, floor = _best(x, lines=1), _best(x, lines=3), _floor(x)
-    if not single or any(several[row] >= single[row] - SAME or several[row] > floor[row] + SAME for row in single):
+    if not single or any(several[row] > floor[row] + SAME or single[row] <= floor[row] + SAME for row in single):
         return None
     row, best = next(iter(single.items()))
     paid = zip(x.completions, x.rewards)
@@ -244,11 +236,13 @@ def _line_breaks(x: Examination) -> Flag | None:
     said = f"{x.key} gives {best:g} to {example}, and {several[row]:g} to all whose reasoning has more than one line"
     if any(forms.asks_for_one_line(each["prompt"]) for each in x.inputs.rows):
         return x.not_checked(f"{said}: the prompts ask for one line")
-    then = figures.largest(x.completions, x.ask(**with_dotall(x)).values, lines=3)
+    joined = x.ask(change=lambda text: text.replace("\n", " ")).values
+    then = figures.largest(x.completions, joined, lines=3)
     if any(then.get(each, 0.0) < single[each] - SAME for each in single):
         return x.not_checked(said) if x.asks_reference else None
-    tried = f"with re.DOTALL completions of several lines get {then[row]:g} too"
-    return x.found("line breaks", f"{said}: {NO_LINE_BREAK}", GIVE_DOTALL, tried)
+    tried = f"with blanks in the place of line breaks they get {then[row]:g} too"
+    repair = "Let its patterns match line breaks (re.DOTALL), or read the text without them."
+    return x.found("line breaks", said, repair, tried)
 
 
 def _shown_form(x: Examination) -> Flag | None:
@@ -264,41 +258,11 @@ def _shown_form(x: Examination) -> Flag | None:
     said = (
         f"{x.key} gives {shown[row]:g} to the form that the prompts show, {text}, and {floor[row]:g} to {NO_ANSWER!r}"
     )
-    if not x.asks_reference and all(shown[each] < floor[each] - SAME for each in shown):
-        repair = "Turn the sign of the reward, so that the form that is asked for gets more."
-        return x.found(
-            "sign",
-            f"the wrong sign: {said}",
-            repair,
-            f"with the sign turned they get {-shown[row]:g} and {-floor[row]:g}",
-        )
     if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown):
         return None
     best = max(zip(x.completions, x.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
     repair = "Let the prompts show the form that the function reads, or the function read what they show."
     return x.found("form", said, repair, f"another form, {quote(best[0].text)}, gets {best[1]:g}")
-
-
-def _likes_shown_form(x: Examination) -> bool:
-    shown, floor, top = _best(x, shown=True), _floor(x), _best(x)
-    return bool(shown) and all(shown[row] > top[row] - SAME > floor[row] for row in shown)
-
-
-def _last_line_break(x: Examination) -> Flag | None:
-    """Look whether a line break at the end of a completion is all that it pays for: few completions end with one."""
-    floor = _floor(x)
-    by_text = {(c.row, c.text): v for c, v in zip(x.completions, x.rewards) if c.worth != "wrong" and v is not None}
-    paid = {key: value for key, value in by_text.items() if value > floor[key[0]] + SAME}
-    without = {key: by_text.get((key[0], key[1].removesuffix("\n"))) for key in paid if key[1].endswith("\n")}
-    if not paid or without.keys() != paid.keys():
-        return None
-    if any(value is None or value > floor[key[0]] + SAME for key, value in without.items()):
-        return None
-    key, best = max(paid.items(), key=lambda item: item[1])
-    text = quote(key[1].removesuffix("\n"))
-    said = f"{x.key} pays only where a line break follows the last tag: {text} gets {without[key]:g}"
-    repair = "Let the pattern end without a line break, or with \\s*$."
-    return x.found("last line break", said, repair, f"with a line break behind it, it gets {best:g}")
 
 
 def _less_for_right(x: Examination, less: list[tuple[float, float]], totals: list[float] | None) -> Flag | None:

@@ -1,14 +1,15 @@
-"""What a reward function says of itself: name, the columns that it asks for, texts, whether it reads a completion."""
+"""What a reward function says of itself: its name, the columns that it asks for, and the texts that stand in it.
 
-import ast
+Texts are what completions are made up by, and columns what is handed over: neither is a verdict.
+"""
+
 import contextlib
 import functools
 import inspect
 import re
-import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 _STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 _USUAL = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
@@ -53,7 +54,7 @@ def parameters(function: Callable[..., Any], follow_wrapped: bool = True) -> lis
 
 
 def asked_columns(function: Callable[..., Any]) -> list[str]:
-    """Return the columns that a function asks for: its arguments, and the keys that it takes of its **kwargs."""
+    """Return the columns that a function may ask for: its arguments, and, of its **kwargs, the names in its code."""
     return [name for name in _asked(function) if name not in _STANDARD]
 
 
@@ -66,70 +67,12 @@ def _asked(function: Callable[..., Any]) -> list[str]:
     known = parameters(function)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [each.name for each in known if each.kind in kinds]
-    rest = next((each.name for each in known if each.kind is each.VAR_KEYWORD), None)
-    tree = parse(function)
-    for node in ast.walk(tree) if tree is not None and rest else ():
-        key = None
-        if isinstance(node, ast.Subscript) and _is_name(node.value, rest):
-            key = node.slice
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop"):
-            key = node.args[0] if node.args and _is_name(node.func.value, rest) else None
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            names.append(key.value)
+    code = getattr(plain_function(function), "__code__", None)
+    if code is not None and any(each.kind is each.VAR_KEYWORD for each in known):
+        inside = (value for value in code.co_consts if isinstance(value, types.CodeType))
+        texts = (value for part in (code, *inside) for value in part.co_consts if isinstance(value, str))
+        names += [text for text in texts if text.isidentifier()]
     return list(dict.fromkeys(names))
-
-
-def reads_completions(function: Callable[..., Any]) -> bool:
-    """Return whether a function may read a completion: counting them, or asking for their type, does not count."""
-    tree = parse(function)
-    if tree is None:
-        return True
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-    typed = {call.args[0] for call in calls if _is_name(call.func, ("isinstance", "type"))}
-    counted = {call.args[0] for call in calls if _is_name(call.func, "len")}
-    unread = set()
-    for node in ast.walk(tree):
-        iterated = node.generators if isinstance(node, (ast.ListComp, ast.GeneratorExp)) else ()
-        for loop in (node,) if isinstance(node, ast.For) else iterated:
-            target = getattr(loop.target, "id", None)
-            used = [
-                node
-                for node in ast.walk(tree)
-                if _is_name(node, target) and isinstance(node.ctx, ast.Load) and node not in typed
-            ]
-            if target and not used:
-                unread.add(loop.iter)
-    names = ("completions", "completion_ids", *_rest_name(tree))
-    return any(
-        _is_name(node, names) and isinstance(node.ctx, ast.Load) and node not in counted | unread
-        for node in ast.walk(tree)
-    )
-
-
-def gives_constant(function: Callable[..., Any]) -> bool:
-    """Return whether all rewards of a function are one number of its text, and nothing decides on another."""
-    tree = parse(function)
-    if tree is None:
-        return False
-    nodes = list(ast.walk(tree))
-    decides = (ast.If, ast.IfExp, ast.Compare, ast.BoolOp, ast.Try, ast.While, ast.Match, ast.AugAssign, ast.Yield)
-    if any(isinstance(node, decides) for node in nodes):
-        return False
-    given = [node.elt for node in nodes if isinstance(node, (ast.ListComp, ast.GeneratorExp))]
-    for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-            given += node.args
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
-            given += node.left.elts
-    values = [node.value if isinstance(node, ast.Constant) else None for node in given]
-    return len(set(values)) == 1 and isinstance(values[0], (int, float))
-
-
-def numbers(function: Callable[..., Any]) -> list[float]:
-    """Return the numbers that stand in a function."""
-    tree = parse(function)
-    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] if tree is not None else []
-    return [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
 
 def plain_function(function: Any) -> Any:
@@ -141,43 +84,13 @@ def plain_function(function: Any) -> Any:
 
 
 def texts(function: Any) -> list[str]:
-    """Return the texts and patterns that stand in a function, and in what it calls in its own module.
-
-    What it says to people, or asks the system for, is left out: no completion is read by it.
-    """
-    constants, said, read = [], set[str](), set[str]()
+    """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
+    constants = []
     for code, values in _codes(function):
         constants += [*code.co_consts, *values]
-        with contextlib.suppress(OSError, TypeError, SyntaxError):
-            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-            beside = {id(inner) for node in ast.walk(tree) for part in _said(node) for inner in ast.walk(part)}
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    (said if id(node) in beside else read).add(node.value)
+    known = getattr(plain_function(function), "__doc__", None)
     constants = [value.pattern if isinstance(value, re.Pattern) else value for value in constants]
-    kept = (value for value in constants if isinstance(value, str) and value not in said - read)
-    return list(dict.fromkeys(kept))
-
-
-_SAYING = re.compile(
-    r"(^|\.)(print|debug|info|warning|warn|error|exception|critical|log|write|writelines|getenv|open|strftime|strptime|"
-    r"encode|decode|add_scalar|environ\.get|\w*(Error|Exception))$"
-)
-
-
-def _said(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a statement that are said to people, or to the system."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        if ast.get_docstring(node) is not None:
-            yield node.body[0]
-    elif isinstance(node, ast.Raise):
-        yield node
-    elif isinstance(node, ast.Assert) and node.msg is not None:
-        yield node.msg
-    elif isinstance(node, ast.Call) and _SAYING.search(ast.unparse(node.func)):
-        yield from (*node.args, *node.keywords)
-    elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
-        yield node.slice
+    return list(dict.fromkeys(value for value in constants if isinstance(value, str) and value != known))
 
 
 def reads_json(function: Any) -> bool:
@@ -212,28 +125,3 @@ def _codes(function: Any, depth: int = 3) -> Iterator[tuple[types.CodeType, list
     for value in values if depth else ():
         if isinstance(value, types.FunctionType) and value.__module__ == function.__module__ and value is not function:
             yield from _codes(value, depth - 1)
-
-
-def parse(function: Callable[..., Any]) -> Any:
-    """Return the syntax tree of a function; None where its source is not there, or is a part of a line."""
-    function = plain_function(function)
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
-    if getattr(function, "__name__", "") == "<lambda>":
-        return lambdas[0] if len(lambdas) == 1 else None  # which of a line's it is, nobody knows
-    return next((node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
-
-
-def _rest_name(tree: Any) -> tuple[str, ...]:
-    """Return the name of **kwargs where the completions can only come by it, and of a first positional argument."""
-    arguments = tree.args
-    named = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    return () if "completions" in named or arguments.kwarg is None else (arguments.kwarg.arg,)
-
-
-def _is_name(node: Any, name: Any) -> TypeGuard[ast.Name]:
-    names = name if isinstance(name, tuple) else (name,)
-    return isinstance(node, ast.Name) and node.id in names

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab_preflight.rewards import figures, forms, patterns, signature
+from failurelab_preflight.rewards import figures, forms, signature
 from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.forms import Completion
 from failurelab_preflight.rewards.inputs import OWN, Inputs
@@ -100,12 +100,9 @@ def survey(
             examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
         )
     table = tabulate(examined, said)
-    notes = [*scale_notes(table, [weights[place] for place in places]), *_unread(inputs, own)]
+    notes = [*scale_notes(table, [weights[place] for place in places])]
     if part := examined[0].part if examined else 0:
         notes.append(f"the functions were called with {part} completions at a time, as each process calls them")
-    notes += (
-        [] if patterns.is_known() else ["hypothesis is not installed here, so no completion has a pattern's own form"]
-    )
     return dataclasses.replace(table, notes=notes)
 
 
@@ -114,14 +111,6 @@ def tabulate(examined: Sequence[Examination], flags: Sequence[Flag] = ()) -> Rew
     completions = dict.fromkeys(each for x in examined for each in x.paid if each.row == 0)
     lines = [Line(c.worth, c.form, c.text, [x.paid.get(c, "not asked") for x in examined]) for c in completions]
     return RewardTable([x.key for x in examined], lines, list(flags))
-
-
-def _unread(inputs: Inputs, functions: Sequence[Any]) -> Iterator[str]:
-    """Yield which columns of the dataset no function asks for."""
-    asked = {name for function in functions for name in signature.asked_columns(function)}
-    unread = [name for name in inputs.columns if name not in asked]
-    if unread:
-        yield f"no reward function reads the column{'s' * (len(unread) > 1)} {', '.join(unread)}"
 
 
 def _totals(examined: Sequence[Examination], completions: Sequence[Completion]) -> dict[Completion, float]:

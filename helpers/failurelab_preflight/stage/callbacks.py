@@ -44,27 +44,6 @@ def _asks_to_stop(values: Sequence[Any]) -> bool:
     return any(getattr(value, "should_training_stop", False) is True for value in values)
 
 
-def _stopped(name: str, code: Any, trainer: Any) -> Finding:
-    """Return that a callback has ended the cut training.
-
-    A loss is about 0 by definition, so by that it ends the whole one too. Rewards and times are others in the cut.
-    """
-    place = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename)) if code else None
-    said = f"{name} stops the training at step {trainer.state.global_step} of the cut"
-    read = [constant for constant in (code.co_consts if code else ()) if isinstance(constant, str)]
-    if "loss" not in read or any("reward" in constant for constant in read):
-        return Finding.not_checked("callback", f"{said}; whether the whole one too is not known", part=name)
-    return Finding.suspected(
-        "callback",
-        f"{said}, by the loss: that of GRPO is about 0 from the first step on, for the advantages of a group add up to "
-        "0, and does not tell how good the model is",
-        "what the loss of the whole training is was not seen",
-        "Stop by the reward, or leave it out.",
-        part=name,
-        place=place,
-    )
-
-
 _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length too
 
 
@@ -86,14 +65,16 @@ def errors_noted(
 
     def called(method: Callable[..., Any], name: str, *args: Any, **more: Any) -> Any:
         library = not own.holds(getattr(getattr(method, "__code__", None), "co_filename", "<"))
-        if library and args and args[0] is cut:
+        if args and args[0] is cut:
             args = (as_given, *args[1:])
         begins = library and name.endswith(".on_train_begin")  # nothing is trained then that a cut could change
         asked_before = _asks_to_stop(args)
         try:
             result = method(*args, **more)
             if not library and _asks_to_stop((result, *args)) and not asked_before:
-                findings.setdefault(name, _stopped(name, getattr(method, "__code__", None), trainer))
+                said = f"{name} stops the training at step {trainer.state.global_step} of the cut"
+                why = f"{said}; whether the whole one too is not known"
+                findings.setdefault(name, Finding.not_checked("callback", why, part=name))
                 for control in filter(None, (result, args[2])):
                     control.should_training_stop = False  # the cut one goes on
             return result

@@ -1,22 +1,19 @@
 """Training arguments, datasets and batches cut, so that three steps cost seconds; what was asked for is kept.
 
-The arguments are cut before the trainer's own validation, which would refuse a cut that does not divide; the judges
-see what the script asked for. So does the script's own code, which may make a second config of a first one: until a
-trainer is made with them, arguments are read there as they were given. From then on the script sees the batch that is
-really there, for its functions may cut it into groups; how long is trained, and when is logged, saved and evaluated, is
-still what it asked for. What the script writes into arguments later is what it asked for too, and is cut in turn.
+Arguments are made as the script gives them, by trl's and transformers' own validation, but for what this machine has
+not: GPUs, engines, and the script's folder. They are cut in place when a trainer is made with them, so until then the
+script's code reads what it wrote, and from then on the batch that is really there. The judges see what was asked for.
 """
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import enum
 import functools
 import importlib.metadata
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -98,26 +95,14 @@ class Processes:
 _IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
-_FOLDERS = ("output_dir", "logging_dir", "run_name")  # that the script may write to: those of this run
 ALWAYS_AS_GIVEN = {  # also while it trains, for callbacks: no step is made of these
     "logging_steps", "logging_strategy", "max_steps", "total_episodes", "save_strategy", "eval_strategy",
     "evaluation_strategy", "load_best_model_at_end", "resume_from_checkpoint", "disable_tqdm", "optim",
 }  # fmt: skip
-# Functions of a library's that read all arguments for whoever calls them.
-_PASS_ON = ("to_dict", "to_json_string", "to_sanitized_dict", "<dictcomp>")
-
 _STAND_INS = {
     "use_vllm": "transformers generates in the place of vllm",
     "report_to": "nothing is reported",
 }
-
-
-_OF_A_ROUND = ("steps_per_generation", "generation_batch_size")  # which trl makes of the others, where none is given
-
-
-def _is_cut(name: str, value: Any, cut: Mapping[str, Any]) -> bool:
-    """Whether an argument still stands as it was cut, or as trl has made it of others that were."""
-    return value == cut[name] or (name in _OF_A_ROUND and cut[name] is None)
 
 
 def _wants(value: Any) -> bool:
@@ -132,30 +117,17 @@ def _values(arguments: Any) -> dict[str, Any]:
     return {field.name: getattr(arguments, field.name, None) for field in fields}
 
 
-class _Values(dict[str, Any]):
-    """The values of an object, some shown as others; what is written goes to the object."""
-
-    def __init__(self, values: dict[str, Any], shown: dict[str, Any]):
-        super().__init__(values | shown)
-        self._own = values
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        self._own[name] = value
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        for name, value in dict(*args, **kwargs).items():
-            self[name] = value
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
+_AT_ONCE = (  # what transformers would act on while arguments are made, and folders that the script may write to
+    *_NO_GPU, "output_dir", "logging_dir", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "ddp_backend",
+    "torch_compile", "torch_compile_backend", "torch_compile_mode", "report_to", "push_to_hub",
+)  # fmt: skip
 
 
 class CutArguments:
     """The training arguments of a script: uncut, by name, and how they were cut.
 
     `note` is called with each arguments object while it is made.
-    `own` is the script's code, which reads arguments as they were given; None lets all code read them as they were cut.
+    `by_trainer` is whether a trainer is being made now: arguments that it makes itself are cut at once.
     `whole` is how much stays as it was given: with 1 the numbers of a batch, with 2 lengths too.
     """
 
@@ -165,88 +137,61 @@ class CutArguments:
         output_dir: str,
         note: Callable[[Any], None] = lambda arguments: None,
         processes: Processes = Processes(),
-        own: OwnCode | None = None,
+        by_trainer: Callable[[], bool] = lambda: False,
         whole: int = 0,
     ):
-        self._own, self._with_trainer, self._whole = own, set[int](), whole
+        self._by_trainer, self._whole = by_trainer, whole
         self.steps, self.output_dir, self._note = steps, output_dir, note
         self._processes = processes
         self.made: list[Any] = []
-        self._rounds: dict[int, tuple[int, int]] = {}  # completions of a round, and its passes, as they were made
-        self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
-        self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: uncut, cut, as made
-        self._refused: dict[int, tuple[str, dict[str, Any]]] = {}  # by id: what transformers says, and what undoes it
+        self._given: dict[int, dict[str, Any]] = {}  # of each, by its id, as the script gave it
+        self._at_once: dict[int, dict[str, Any]] = {}  # what stood there instead while it was made
+        self._stood: dict[int, dict[str, Any]] = {}  # as it was when it was cut
+        self._cuts: dict[int, dict[str, Any]] = {}
+        self._makes_twin = False
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
-        """Inside, every TrainingArguments is cut as it is made, and read by the script's own code as it was given."""
+        """Inside, arguments are made for the launch, and of what this machine has."""
         from transformers import TrainingArguments
 
-        original, get = TrainingArguments.__post_init__, TrainingArguments.__getattribute__
-        write = TrainingArguments.__setattr__
-
-        def read(arguments: Any, name: str) -> Any:
-            value = get(arguments, name)
-            if name not in _READ or self._own is None or not self._own.asks(through=_PASS_ON, through_here=False):
-                return value
-            uncut, cut, _ = self._of(arguments, ({}, {}, {}))
-            shown = cut.keys() & (ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
-            if name == "__dict__":  # as vars() asks for it
-                known = {key: value[key] for key in shown if _is_cut(key, value[key], cut)}
-                return _Values(value, {key: self._as_made(uncut, key, each) for key, each in known.items()})
-            is_cut = name in shown and _is_cut(name, value, cut)
-            return self._as_made(uncut, name, value) if is_cut else value
-
-        def written(arguments: Any, name: str, value: Any) -> None:
-            write(arguments, name, value)
-            if self._own is not None and self._own.asks(through=_PASS_ON, through_here=False):
-                for other, new in self._set_later(arguments, name, value).items():
-                    write(arguments, other, new)
-
-        def copied(arguments: Any, memo: dict[int, Any] | None = None) -> Any:
-            """Copy arguments, deep with a memo, with what is known of them."""
-            new, values = object.__new__(type(arguments)), get(arguments, "__dict__")
-            get(new, "__dict__").update(values if memo is None else copy.deepcopy(values, memo))
-            if kept := self._of(arguments, None):
-                self._known.append((new, self.origin(arguments)))
-                uncut, cut, made = map(dict, kept) if memo is None else copy.deepcopy(kept, memo)
-                self._kept.append((uncut, cut, made))
-            return new
+        original, own_size = TrainingArguments.__post_init__, TrainingArguments.world_size
 
         def post_init(arguments: Any) -> None:
-            uncut = _values(arguments)
-            cut = self._cut(uncut)
-            values: dict[str, Any] = {}
-            for name, value in cut.items():
-                setattr(arguments, name, value)
+            if self._makes_twin:
+                return original(arguments)
+            given = self._given[id(arguments)] = _values(arguments)
             self.made.append(arguments)
-            self._known.append((arguments, arguments))
-            self._kept.append((uncut, cut, values))
             self._note(arguments)
-            before = dict(get(arguments, "__dict__"))
-            original(arguments)
-            values.update(_values(arguments))
-            if refused := _refusal(type(arguments), before, uncut, original):
-                self._refused[id(arguments)] = refused
+            cut = self._cut(given)
+            if self._by_trainer():
+                self._cuts[id(arguments)] = self._at_once[id(arguments)] = cut
+            else:
+                self._at_once[id(arguments)] = {name: cut[name] for name in _AT_ONCE if name in cut}
+            for name, value in self._at_once[id(arguments)].items():
+                setattr(arguments, name, value)
+            return original(arguments)
 
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.object(TrainingArguments, "__post_init__", post_init))
-            if self._own is not None:
-                stack.enter_context(mock.patch.object(TrainingArguments, "__getattribute__", read))
-                stack.enter_context(mock.patch.object(TrainingArguments, "__setattr__", written))
-            for name in ("__copy__", "__deepcopy__"):
-                stack.enter_context(mock.patch.object(TrainingArguments, name, copied, create=True))
+        def world_size(arguments: Any) -> int:  # by which trl divides
+            launched = self._processes.launch > 1 and id(arguments) not in self._cuts
+            return self._processes.launch if launched else own_size.fget(arguments)
+
+        with (
+            mock.patch.object(TrainingArguments, "__post_init__", post_init),
+            mock.patch.object(TrainingArguments, "world_size", property(world_size)),
+        ):
             yield
 
-    def _as_made(self, uncut: Mapping[str, Any], name: str, value: Any) -> Any:
-        """Return an argument as it would stand there uncut: what was given, or what is made of the others then."""
-        given = uncut[name]
-        if isinstance(value, enum.Enum) and isinstance(given, str):
-            return type(value)(given)
-        if given is not None or name not in _OF_A_ROUND:
-            return given
-        per_round, steps = self._round_of(uncut)
-        return steps if name == "steps_per_generation" else per_round
+    def _as_made(self, arguments: Any) -> dict[str, Any]:
+        """Return what arguments were when they were made: their class makes them once more."""
+        twin = object.__new__(type(arguments))
+        vars(twin).update(self._given[id(arguments)] | self._at_once[id(arguments)])
+        self._makes_twin = True
+        try:
+            twin.__post_init__()
+        finally:
+            self._makes_twin = False
+        return _values(twin)
 
     def _round_of(self, uncut: Mapping[str, Any]) -> tuple[int, int]:
         """Return the completions of a round of generation and the passes that they are for, as trl makes them."""
@@ -256,91 +201,65 @@ class CutArguments:
             return per_round, uncut.get("steps_per_generation") or max(1, per_round // each)
         return each * steps, steps
 
-    def _set_later(self, arguments: Any, name: str, value: Any) -> dict[str, Any]:
-        """Note what the script sets on arguments that are made; return what stands there instead, cut like the rest."""
-        uncut, cut, values = self._of(arguments, ({}, {}, {}))
-        if name not in values:  # they are being made, or are not known
-            return {}
-        if name in _BATCH and "generation_batch_size" in uncut and id(uncut) not in self._rounds:
-            self._rounds[id(uncut)] = self._round_of(uncut)
-        uncut[name] = value
-        if name not in cut:
-            return {}
-        if name in _AT_MOST and isinstance(value, int):
-            cut[name] = min(value, _AT_MOST[name])
-        if name not in _BATCH:
-            return {name: cut[name]}
-        if id(arguments) in self._with_trainer:  # which has read it by now
-            del cut[name]
-            return {}
-        return self._cut_again(uncut, cut)
-
-    def _cut_again(self, uncut: dict[str, Any], cut: dict[str, Any]) -> dict[str, Any]:
-        """Cut a batch again, of which a number was changed since; return what the arguments are to hold.
-
-        Of a release that makes a round of generation of the other numbers, that round stays as it was made.
-        """
-        names = [name for name in _BATCH if name in uncut]
-        if id(uncut) in self._rounds:
-            (made, steps), generations = self._rounds[id(uncut)], max(1, uncut["num_generations"])
-            together = uncut["per_device_train_batch_size"] * self._processes.launch * steps
+    def settle(self, arguments: Any) -> None:
+        """Cut arguments whose trainer is made now; what the script set since they were made is asked for, too."""
+        now = _values(arguments)
+        if not now:
+            return
+        if id(arguments) not in self._given:  # a copy
+            self.made.append(arguments)
+            self._note(arguments)
+            self._given[id(arguments)] = now | (
+                {"generation_batch_size": None} if now.get("steps_per_generation") else {}
+            )
+            self._stood[id(arguments)] = now
+        given = self._given[id(arguments)]
+        stood = self._stood.get(id(arguments)) or self._as_made(arguments)
+        late = {name: value for name, value in now.items() if value is not stood[name] and value != stood[name]}
+        if late.keys() & {*_BATCH} and "generation_batch_size" in given:  # which trl has made of the other numbers
+            (made, steps), generations = self._round_of(given), max(1, now["num_generations"])
+            together = now["per_device_train_batch_size"] * self._processes.launch * steps
             splits = made % generations or together % generations
-            uncut |= {"generation_batch_size": made, "steps_per_generation": None} if splits else {
+            given |= {"generation_batch_size": made, "steps_per_generation": None} if splits else {
                 "generation_batch_size": None, "steps_per_generation": steps
             }  # fmt: skip
-        new = self._cut(uncut)
-        cut.update({name: new.get(name, uncut[name]) for name in names})
-        if "generation_batch_size" in names:
-            each, per_round = cut["per_device_train_batch_size"] * self._processes.real, cut["generation_batch_size"]
-            passes = max(1, per_round // each) if per_round else cut["gradient_accumulation_steps"] or 1
-            passes = cut["steps_per_generation"] = cut["steps_per_generation"] or passes
-            cut["generation_batch_size"] = per_round or each * passes
-        return {name: cut[name] for name in names}
-
-    def settle(self, arguments: Any) -> None:
-        """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
-        self._with_trainer.add(id(arguments))
-        values = _values(arguments)
-        uncut, cut, values = self._of(arguments, (values, {}, values))
-        late = {name: value for name, value in _values(arguments).items() if name not in cut}
-        uncut.update({name: value for name, value in late.items() if value is not values[name]})
-        if cut:
-            arguments.output_dir = self.output_dir  # which the script may have set since
+        given.update(late)
+        cut = self._cuts[id(arguments)] = self._cut(given)
+        values = cut | {name: given[name] for name in _BATCH if name in given and name not in cut}
+        if "generation_batch_size" in given:
+            each, per_round = (
+                values["per_device_train_batch_size"] * self._processes.real,
+                values["generation_batch_size"],
+            )
+            passes = max(1, per_round // each) if per_round else values["gradient_accumulation_steps"] or 1
+            passes = values["steps_per_generation"] = values["steps_per_generation"] or passes
+            values["generation_batch_size"] = per_round or each * passes
+        values |= {name: stood[name] for name in _AT_ONCE if name in values}  # as it was made of what was cut then
+        for name, value in values.items():
+            kind = type(now[name])
+            setattr(arguments, name, kind(value) if issubclass(kind, enum.Enum) and isinstance(value, str) else value)
+        arguments.do_eval = False
+        self._stood[id(arguments)] = _values(arguments)
 
     def uncut(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments as the script asked for them, also what it set after they were made."""
-        uncut, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
-        late = {name: getattr(arguments, name) for name in cut if name not in _DERIVED}
-        return uncut | {name: value for name, value in late.items() if value != cut[name]}
-
-    def refused(self, arguments: Any) -> tuple[str, dict[str, Any]]:
-        """Return what transformers says of arguments that it does not take as they were given, and what undoes it.
-
-        Empty where it takes them. They are those of evaluation, saving and loading, which are cut here.
-        """
-        return self._refused.get(id(self.origin(arguments)), ("", {}))
+        now = _values(arguments)
+        given, cut = self._given.get(id(arguments), now), self._cuts.get(id(arguments), {})
+        return given | {name: now[name] for name in cut if name not in _DERIVED and now[name] != cut[name]}
 
     def last_uncut(self) -> dict[str, Any]:
         """Return the arguments that were made last, as the script asked for them; empty if there are none."""
-        return self._kept[-1][0] if self._kept else {}
-
-    def origin(self, arguments: Any) -> Any:
-        """Return the arguments that these are a copy of, or these."""
-        return next((origin for known, origin in self._known if known is arguments), arguments)
-
-    def _of(self, arguments: Any, otherwise: Any) -> Any:
-        """Return these arguments uncut, cut and made; otherwise, where they were not seen to be made."""
-        return next((kept for (known, _), kept in zip(self._known, self._kept) if known is arguments), otherwise)
+        return self._given[id(self.made[-1])] if self.made else {}
 
     def cuts(self, arguments: Any) -> list[str]:
         """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""
-        uncut, _, _ = self._of(arguments, (_values(arguments), {}, {}))
+        uncut = self._given.get(id(arguments), _values(arguments))
         stand_ins = [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(uncut.get(name))]
         return self.cut_numbers(arguments) + stand_ins
 
     def cut_numbers(self, arguments: Any) -> list[str]:
         """Return which numbers were cut, a text each; a trainer's making may refuse them, and training go on so."""
-        uncut, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
+        uncut, cut = self._given.get(id(arguments), _values(arguments)), self._cuts.get(id(arguments), {})
         names = ["per_device_train_batch_size", "num_generations", *_AT_MOST]
         names += ["gradient_accumulation_steps", "num_iterations"]
         names = [name for name in names if name in cut and uncut[name] is not None and cut[name] < uncut[name]]
@@ -380,43 +299,6 @@ class CutArguments:
         if optimizer not in _IN_TORCH and not torch.cuda.is_available():
             cut["optim"] = "adamw_torch"
         return {name: value for name, value in cut.items() if name in uncut}
-
-
-_ALL_CUT = {
-    *_SET, *_OFF, *_NO_GPU, *_AT_MOST, "per_device_train_batch_size", "num_generations", "max_steps", "total_episodes",
-    "optim",
-} - {*_FOLDERS}  # fmt: skip
-_READ = {*_ALL_CUT, "__dict__"}
-
-# Which transformers compares with one another while arguments are made, and which are cut before that.
-_COMPARED = (
-    "load_best_model_at_end", "eval_strategy", "evaluation_strategy", "save_strategy", "dataloader_prefetch_factor",
-    "dataloader_num_workers", "logging_steps", "logging_strategy",
-)  # fmt: skip
-
-
-def _refusal(
-    kind: type, before: dict[str, Any], uncut: dict[str, Any], original: Callable[..., None]
-) -> tuple[str, dict[str, Any]] | None:
-    """Return why transformers refuses what the script gave, and the argument without which it does not; else None."""
-
-    def said(names: Iterable[str]) -> str:
-        probe: Any = object.__new__(kind)
-        vars(probe).update(before | {name: uncut[name] for name in names})
-        try:
-            original(probe)
-        except ValueError as error:
-            return " ".join(str(error).split())
-        except Exception:  # of what is not here, such as an accelerator
-            return ""
-        return ""
-
-    names = [name for name in _COMPARED if name in before]
-    refused = said(names)
-    if not refused:
-        return None
-    healing = (name for name in names if not said(other for other in names if other != name))
-    return refused, {name: before[name] for name in itertools.islice(healing, 1)}
 
 
 _BATCH = (

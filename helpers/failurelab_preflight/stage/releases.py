@@ -54,7 +54,8 @@ class LeftOut:
                     known[old] = (None, known[old][1])  # what shall take its place is not taken either
                     continue
                 said, new = _explain(type(made), name)
-                if not new and "went with" not in said:  # no release has it: a slip of the pen, perhaps
+                owners = [kind.__name__ + end for kind in type(made).__mro__ for end in ("", ".__init__")]
+                if not new and not any(names.find(owner, name) for owner in owners):  # a slip of the pen, perhaps
                     taken = [each for each in inspect.signature(original).parameters if each not in kwargs]
                     new = next(iter(difflib.get_close_matches(name, taken, n=1, cutoff=_NEAR)), "")
                 known[name] = (new if new and new not in kwargs else None, said)
