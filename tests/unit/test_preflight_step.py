@@ -377,7 +377,7 @@ def test_what_a_rank_can_do_wrong_shows_where_ranks_are_unlike(lengths, blind, m
     options = textbook.Options(loss_type="dapo", beta=0.0, temperature=1.0)
     gradient = functools.partial(textbook.expected_gradient, model, rows)
     ours, ranks = gradient(options), types.SimpleNamespace(count=2)
-    search = suspects.Search(model, rows, options, textbook.GRPO, ours, textbook.Floor(), gradient, ranks=ranks)
+    search = suspects.Search(rows, options, textbook.GRPO, ours, textbook.Floor(), gradient, ranks=ranks)
     report = textbook.Comparison("HELD", "", controls=search.plant(ours))
     assert set(report.blind) == ({suspects.OWN_TOKENS, suspects.BETWEEN} if blind else set()), report.controls
 

@@ -117,7 +117,7 @@ def roll(name):
 
 
 CASES = {
-    "as trl does it": (AsyncGRPOTrainer, 4, {}, "FOUND", "loss_type"),  # TRL #7206, #7249
+    "as trl does it": (AsyncGRPOTrainer, 4, {}, "FOUND", None),  # TRL #7206, #7249
     "one micro-batch": (AsyncGRPOTrainer, 1, {}, "HELD", None),
     "by the step's tokens": (OfTheStep, 4, {}, "HELD", None),
     "an adapter": (OfTheStep, 4, {"peft_config": peft.LoraConfig(r=4, target_modules=["q_proj"])}, "HELD", None),

@@ -23,8 +23,8 @@ from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
-from failurelab.textbook.solve import Solution, Weight
 from failurelab.textbook.watch import Watch, compare
+from failurelab.textbook.weights import Weight
 
 __all__ = [
     "GRPO",
@@ -42,7 +42,6 @@ __all__ = [
     "Recorder",
     "Row",
     "Scoring",
-    "Solution",
     "Watch",
     "Weight",
     "compare",

@@ -29,14 +29,12 @@ from unittest import mock
 import torch
 from torch import nn
 
-from failurelab._unwrap import input_device
 from failurelab.errors import raises_own
-from failurelab.handles import is_unseen, keep_random_state, wrap_method
+from failurelab.handles import is_unseen, wrap_method
 from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import (
-    decode,
     ends_of,
     listen_to_rewards,
     listen_to_temperature,
@@ -47,8 +45,9 @@ from failurelab.textbook.draws import (
 from failurelab.textbook.engines import Engine, engines_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
+from failurelab.textbook.reading import Pass, Reader
 from failurelab.textbook.rows import Ids, Row, cut_at_end
-from failurelab.textbook.scores import plain, without_adapters
+from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
@@ -88,6 +87,8 @@ class Evidence:
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
         within: gives a block in which the model takes a row by itself.
+        passes: of the loss, with the weights of their tokens; none where these cannot be read.
+        unknown: why a gradient that is right for these rows is not held; "" if it is.
     """
 
     rows: list[Row]
@@ -101,6 +102,8 @@ class Evidence:
     ranks: Ranks = ALONE
     part: Gradient | None = None
     within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    passes: Sequence[Pass] = ()
+    unknown: str = ""
 
 
 @dataclasses.dataclass
@@ -147,6 +150,8 @@ class Recorder:
         self.engine: Any = None  # that steps by itself
         self._compares = next((name for name in _COMPARES if hasattr(trainer, name)), _SCORES)
         self._attached = contextlib.ExitStack()
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        self._reader = Reader(policy, self._micro_read, self._drawn_at, self._read_safely)
         self._forget()
 
     def _forget(self) -> None:
@@ -157,6 +162,7 @@ class Recorder:
         self._contexts: turns.AskedContexts | None = None  # where its own code asks the policy for a token
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
         self._not_seen: list[str] = []
+        self._unknown_draws = ""
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
         self._asked: RewardCalls | None = None
@@ -175,6 +181,7 @@ class Recorder:
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
         self._problems: list[str] = []
+        self._reader.passes = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
         """Do work of our own: an error in it must not end the run, and the step is not judged."""
@@ -205,6 +212,7 @@ class Recorder:
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(self._library_loss_heard())
+        self._reader.attach(stack)
         stack.enter_context(
             wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
         )
@@ -241,6 +249,23 @@ class Recorder:
         self._attached.close()
 
     # what is listened to
+
+    def _micro_read(self) -> int | None:
+        """Return the number of the micro-batch, of a step that is compared."""
+        return self._micros if self._listens and self.wanted(self.trainer.state.global_step + 1) else None
+
+    def _drawn_at(self) -> float:
+        known = self._batches[-1].temperature if self._batches else None
+        return known or float(self.algorithm.options(self.trainer).temperature)
+
+    def _read_safely(self, work: Callable[..., None], *args: Any) -> None:
+        """Read weights; what cannot be read leaves a wrong gradient without a name, and the step is judged."""
+        try:
+            work(*args)
+        except Exception as error:
+            if raises_own(error):
+                raise
+            self._reader.passes = []
 
     @property
     def _listens(self) -> bool:
@@ -328,62 +353,28 @@ class Recorder:
         """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
-        ends, none = self._ends(None), [None] * len(prompts)
+        ends, none, closing = self._ends(None), [None] * len(prompts), self._ends(None) | {pad_id(self.trainer)}
         masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
-        rows, left, wrong = [], list(drawn), dict[str, list[str]]()
-        returned, counted, foreign, sure = [], 0, 0, ""
-        for prompt, completion in zip(prompts, completions, strict=True):
+        every, odd, counted = list[turns.Judged](), 0, 0
+        for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
-            returned.append(Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width))
-        by_hand = turns.drawn_by_hand(returned, None if drawn else contexts, ends | {pad_id(self.trainer)})
-        for row, mask, logps, asked in zip(returned, masks, scores, by_hand, strict=True):
-            ids, true = row.completion, turns.match(row, left, pad_id(self.trainer))
-            if true is not None:
-                left.remove(true)
-                true = turns.seen_behind(true, len(row.prompt))
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
-            if asked is not None and any(told[place] for place in asked.given if place < len(told)):
-                true = asked  # else the mask is believed
-            if true is None and not drawn and logps is not None and (certain := self._told_certain(row, logps, told)):
-                masked = {place for place, own in enumerate(told[: len(ids)]) if not own}
-                true, sure = dataclasses.replace(row, given=certain | masked), "; its log-probabilities there are 0"
-            counted += sum(map(bool, told))
-            foreign += sum(bool(own) and true is not None and place in true.given for place, own in enumerate(told))
-            if line := turns.wrong_mask(row, told, true):
-                wrong.setdefault(turns.MASK, []).append(line)
-            given = {place for place, own in enumerate(told[: len(ids)]) if not own} if true is None else true.given
-            row = dataclasses.replace(row, given=frozenset(place for place in given if place < len(ids)))
-            if true is None and drawn and (line := turns.encoded_again(row, drawn, self._decode)):
-                wrong.setdefault(turns.RENDERED, []).append(line)
-            if logps is not None and len(logps) == len(ids):
+            row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
+            judged = turns.judge(row, told, drawn, contexts, closing)
+            odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
+            if row.engine_logps is None and logps is not None and len(logps) == len(ids):
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
-            if true is not None and true.engine_logps is not None and len(true.completion) >= len(ids):
-                row = dataclasses.replace(row, engine_logps=true.engine_logps[: len(ids)])
-            if true is None and (mask is not None or asked is None):
-                believed = "it is believed" if mask is not None else "all are taken for the policy's: there is no mask"
-                self._not_seen = [f"the environment's mask: what drew its tokens was not seen, so {believed}"]
-            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
-        if len(left) > len(drawn) - len(rows) and (line := turns.rendered_anew(drawn, self._decode)):
-            wrong.setdefault(turns.RENDERED, []).append(line)
-        for name, lines in wrong.items():
-            said, count = lines[0], f"of {len(lines)} of {len(rows)} completions"
-            if name == turns.MASK:
-                told_by = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
-                count = f"{count}; in all {foreign} of {counted} tokens trained on were given{sure}"
-                said = f"{told_by} {said}"
-            self._turns.append((name, f"{said} ({count})"))
-        self._drawn += rows
-
-    def _told_certain(self, row: Row, logps: Sequence[float | None], mask: Sequence[int]) -> frozenset[int]:
-        """Return what `turns.told_certain` does; the policy is asked only where zeros stand among other numbers."""
-        if several() or not row.prompt or 0 not in logps or not any(logps):
-            return frozenset()
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        ids = torch.tensor([row.prompt + row.completion], device=input_device(model))
-        with plain(model), keep_random_state(), torch.no_grad():
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        likeliest = logits[0, len(row.prompt) - 1 : -1].argmax(-1).tolist()
-        return turns.told_certain(row, logps, mask, likeliest, self._ends(None) | {pad_id(self.trainer)})
+            row = dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row))
+            every.append(dataclasses.replace(judged, row=row))
+        foreign, masked = (sum(getattr(each, name) for each in every) for name in ("foreign", "masked"))
+        if foreign or masked or odd:
+            said = f"env_mask has another length than the completion, of {odd} completions; " * bool(odd)
+            said += f"of {counted} tokens trained on {foreign} were not drawn behind what stands before them"
+            self._turns.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
+        if not all(each.seen for each in every):
+            said = "what drew the completions that rollout_func returned was not seen"
+            self._unknown_draws = f"{said}, so which of their tokens are the policy's is not known"
+        self._drawn += [each.row for each in every]
 
     def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
@@ -409,16 +400,10 @@ class Recorder:
         self._take(rows)
 
     def _take(self, rows: Sequence[Row]) -> None:
-        if self._within is None:
-            self._drawn = turns.join(self._drawn, rows)
-        else:
-            self._within = turns.join(self._within, rows)
+        (self._drawn if self._within is None else self._within).extend(rows)
 
     def _encode(self, text: str) -> list[int]:
         return list(tokenizer_of(self.trainer)(text)["input_ids"])
-
-    def _decode(self, ids: Ids) -> str:
-        return decode(tokenizer_of(self.trainer), ids)
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._contexts = None  # its draws are known by their ids
@@ -582,13 +567,11 @@ class Recorder:
         if any(len(values) != count for values in asked.rewards.values()):
             problems.append("the reward functions returned different numbers of rewards")
         wrong, self._turns = self._turns, []
-        if len(drawn) != count or any(row.given for row in drawn):
-            every, drawn = drawn, self._find_drawn(drawn, asked, count)
+        if len(drawn) != count:
+            drawn = self._find_drawn(drawn, asked, count)
             if len(drawn) != count:
                 said = "the completions that reward functions were given are not those that were drawn"
                 problems += self._problems or [said]  # what was not recorded is the reason
-                if line := turns.rendered_anew(every, self._decode):
-                    wrong.append((turns.RENDERED, line))
         if problems:
             self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
             return
@@ -671,33 +654,21 @@ class Recorder:
         left, found = dict(enumerate(drawn)), []
         for number, ids in enumerate(asked.given("completion_ids")):
             own = tuple(ids)
-            places = sorted(
-                left, key=lambda place: place != number
-            )  # the order of the draws, where nothing speaks against
+            places = sorted(left, key=lambda place: place != number)  # in the order of the draws, if nothing is against
             place = next((place for place in places if left[place].completion == own), None)
-            if place is None:  # a later turn is cut where a completion gets too long
-                begins = (place for place in places if left[place].given and left[place].completion[: len(own)] == own)
-                place = next(begins, None) if own else None
+            if place is None:  # the first of several turns; a later one is cut where a completion gets too long
+                place = next((place for place in places if own and turns.goes_on(left[place], own)), None)
             if place is not None:
-                found.append(self._cut(left.pop(place), len(own)))
+                row = left.pop(place)
+                if row.completion != own:
+                    row = dataclasses.replace(row, completion=own, ended=own[-1] in self._ends(None))
+                    row = turns.with_draws(row, drawn)
+                found.append(row)
         if len(found) == count:
             return found
         last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
         same = len(asked.given("completions")) == count and not self._other_texts(last, asked.given("completions"))
         return last if len(last) == count and same else []
-
-    def _cut(self, row: Row, length: int) -> Row:
-        """Return the beginning of a row."""
-        if length == len(row.completion):
-            return row
-        completion, scores = row.completion[:length], row.engine_logps
-        return dataclasses.replace(
-            row,
-            completion=completion,
-            ended=completion[-1] in self._ends(None),
-            given=frozenset(place for place in row.given if place < length),
-            engine_logps=None if scores is None else scores[:length],
-        )
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         return other_texts(tokenizer_of(self.trainer), [row.completion for row in rows], texts)
@@ -780,7 +751,8 @@ class Recorder:
         random = [batch.random for batch in batches]
         given = problems, wrong, said, temperature, random, self._not_seen, self.ranks
         part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        return Evidence(rows, gradient, *given, part)
+        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._unknown_draws}
+        return Evidence(rows, gradient, *given, part, **more)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""

@@ -63,7 +63,7 @@ def score(
         logps.append(nn.functional.pad(distribution.gather(-1, wanted[:, None])[:, 0], (0, rest)))
         if entropy:
             entropies.append(nn.functional.pad(-(distribution.exp() * distribution).sum(-1), (0, rest)))
-        given = scoring.given(rows[number])
+        given = rows[number].given
         mask.append([float(place - layout.start not in given) for place in layout.places] + [0.0] * rest)
     return Scores(
         torch.stack(logps),

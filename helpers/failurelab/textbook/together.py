@@ -50,13 +50,14 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
         lines = _of_some([[line for own, line in each["wrong"] if own == name] for each in every])
         wrong.append((name, "; ".join(lines)))
     not_seen = _of_some([each["not_seen"] for each in every])
-    texts = _of_some([[each["texts"]] if each["texts"] else [] for each in every])
-    evidence = dataclasses.replace(evidence, texts=(texts or [""])[0], not_seen=not_seen)
+    texts, unknown = (_of_some([[each[name]] * bool(each[name]) for each in every]) for name in ("texts", "unknown"))
+    told = {"texts": (texts or [""])[0], "unknown": "; ".join(unknown)}
+    evidence = dataclasses.replace(evidence, not_seen=not_seen, **told)
     return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperatures.pop())
 
 
 def _without_ranks(evidence: Evidence) -> dict[str, Any]:
-    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "not_seen")
+    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "not_seen", "unknown")
     return {name: getattr(evidence, name) for name in names}
 
 

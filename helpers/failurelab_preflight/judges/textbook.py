@@ -51,7 +51,7 @@ SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
 _LEAST = 0.02  # that a weight near 0 is moved by, as an adapter's; others by their own size
 _NEAR, _FAR = 0.5, 5.0  # nats a token that the policy is moved: some ratios leave their bounds; a penalty is large
 _FEW, _ROWS = 64, 4096  # rows of the dataset whose prompts are measured; the second where those have one length
-_MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
+_MOST = 5e7  # parameters up to which the search for an explanation, some ten passes, is affordable on a CPU
 # The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
 _FAILURES = {
     "rows of the prompt": "F3b",
@@ -102,7 +102,7 @@ _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, bet
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
 _CONSTANT = "constant factor"
 _LOSSES = ("_compute_loss", "compute_loss")
-_LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
+_LEFT_OVER = 1e-2  # of the largest weight: what has no sign
 _OTHERWISE = (
     "The error is in what is overridden or patched: correct it there, and try it by --edit. "
     "failurelab.guards.StepGuard(trainer) checks it in the run."
@@ -605,25 +605,21 @@ def _reshaped(report: textbook.Comparison, own: Sequence["OwnMethod"]) -> str:
             f"{method.kind.__name__}.{method.name} gives rows {report.apart.size:.3g} times the trainer's advantages; "
             "the direction of the gradient is the textbook's. Is that meant?"
         )
-    if report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+    weights = report.weights
+    scale = max((abs(each.given) for each in weights), default=0.0)
+    if report.named or not scale or any(_turned(each.expected, each.given, _LEFT_OVER * scale) for each in weights):
         return ""
-    weights = report.solved[0].weights
-    if not all(each.rows for each in weights):
-        return ""
-    scale = max(abs(each.solved) for each in weights)
-    if not scale or any(_turned(each.expected, each.solved, _LEFT_OVER * scale) for each in weights):
-        return ""
-    most = max(weights, key=lambda weight: abs(weight.solved - weight.expected))
+    most = max(weights, key=lambda weight: abs(weight.given - weight.expected))
     return (
         f"{method.kind.__name__}.{method.name} gives rows other advantages than the trainer's ({most.name}: "
-        f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign; with them the gradient is the "
+        f"{most.expected:+.2f} -> {most.given:+.2f}) and keeps their sign; with them the gradient is the "
         "textbook's. Is that meant?"
     )
 
 
-def _turned(expected: float, solved: float, least: float) -> bool:
+def _turned(expected: float, given: float, least: float) -> bool:
     """Return whether a weight has another sign than the right one, or one where there is none."""
-    return abs(solved) > least and (expected * solved < 0 or abs(expected) <= least)
+    return abs(given) > least and (expected * given < 0 or abs(expected) <= least)
 
 
 def _other_loss(report: textbook.Comparison, own: Sequence["OwnMethod"], args: Any) -> str:
