@@ -30,7 +30,7 @@ from failurelab.textbook.gradient import (
     reward_table,
 )
 from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
-from failurelab.textbook.recorder import MIXED, Evidence, loss_scale, own_precision, pad_id, precisions, reference_of
+from failurelab.textbook.recorder import Evidence, loss_scale, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
 from failurelab.textbook.suspects import (
     BY_STEP,
@@ -337,8 +337,7 @@ class _Comparer:
             scale=loss_scale(self.trainer),
         )
         if verdict == "FOUND" and with_suspects:
-            mixed = self._mixed(options, floor)
-            found = mixed or self._explain(search, ours, nearest, rounded, tally)
+            found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
             scored = dataclasses.replace(options, router_aux_loss_coef=0.0)  # the scores' part alone
@@ -383,20 +382,6 @@ class _Comparer:
             "bounds_asked": alone and bounded and lasts > args.gradient_accumulation_steps,
             "cut_asked": alone and options.mask_truncated_completions,
         }
-
-    def _mixed(self, options: Options, floor: Floor) -> Explanation | None:
-        """Return whether the gradient is that of groups as completions stand, where those of a prompt stand apart."""
-        if any(row.stands_in is None for row in self.rows):
-            return None
-        kept, self.rows = self.rows, [dataclasses.replace(row, group=row.stands_in or 0) for row in self.rows]
-        try:
-            apart = measure_apart(self.theirs, self.gradient(options))
-        finally:
-            self.rows = kept
-        if not floor.holds(apart):
-            return None
-        said = f"each completion is compared with those that stand beside it, of other prompts: {apart} beside that"
-        return Explanation(MIXED, f"Named: {MIXED}: {said}.", said, {MIXED: apart})
 
     def _explain(
         self, search: Search, ours: Gradient, apart: Apart, rounded: Gradient | None, tally: Tally

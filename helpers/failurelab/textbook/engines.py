@@ -11,9 +11,14 @@ An engine's log-probabilities are those of the distribution that it drew from, a
 """
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
+
+from failurelab.textbook.rows import Row, cut_at_end
 
 Answer = tuple[Sequence[int], Sequence[int], Sequence[float] | None]  # a prompt, a completion, its log-probabilities
 
@@ -57,6 +62,41 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
         read = lambda given, output: _of_client(given, output, encode)  # noqa: E731
         engines.append(Engine(client, "generate", read, lambda given: given.get("temperature")))
     return engines
+
+
+def read_answers(
+    engine: Engine,
+    method: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    output: Any,
+    ends: frozenset[int],
+    multiple: int = 1,
+) -> tuple[list[Row], float | None]:
+    """Return the completions that a call of an engine drew, and the temperature that was asked for, or None.
+
+    Args:
+        engine: that was called.
+        method: its method, with `args` and `kwargs`.
+        args: see method.
+        kwargs: see method.
+        output: what it returned.
+        ends: ids that end a completion.
+        multiple: lengths are padded to multiples of it.
+    """
+    asked = inspect.signature(method).bind(*args, **kwargs).arguments
+    given = asked | asked.get("kwargs", {})
+    answers = engine.read(given, output)
+    padded = tuple(-(-max((len(each[part]) for each in answers), default=0) // multiple) * multiple for part in (0, 1))
+    rows = []
+    for prompt, drawn, scores in answers:
+        completion, ended = cut_at_end([int(token) for token in drawn], ends)
+        row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(padded[0], padded[1]))
+        if scores is not None:
+            own = torch.tensor([_number(score) for score in scores[: len(completion)]], dtype=torch.float32)
+            row = dataclasses.replace(row, engine_logps=own)
+        rows.append(row)
+    return rows, engine.temperature(given)
 
 
 def _of_helper(given: Mapping[str, Any], output: Any) -> list[Answer]:

@@ -21,7 +21,6 @@ import contextlib
 import functools
 import hashlib
 import html
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -52,21 +51,22 @@ from failurelab.textbook.balance import (
 )
 from failurelab.textbook.comparison import drops_out
 from failurelab.textbook.draws import (
+    RewardCalls,
+    collect_rewards,
     decode,
     ends_of,
-    listen_to_rewards,
     listen_to_temperature,
     other_texts,
     plain_text,
     read_generation,
     tokenizer_of,
 )
-from failurelab.textbook.engines import Engine, engines_of
+from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
 from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision, pad_id
-from failurelab.textbook.rows import Ids, Row, cut_at_end
+from failurelab.textbook.rows import Ids, Row
 from failurelab.textbook.turns import AskedContexts
 
 ENGINE = "an engine"
@@ -96,8 +96,6 @@ class Ledger(TrainerCallback):
         self._generates = self._rolls_out = False
         self._inner: int | None = None  # the policy's weights as it drew: within the call others may have been put in
         self._calls = self._closed = 0  # calls of what draws; draws that were paid
-        self._given: dict[int, tuple[dict[str, Any], list[Any]]] = {}
-        self._functions = 0
         self._weights: dict[int, int | None] = {}  # of the policy, by steps done
         self._first: list[Row] = []  # that another one than the policy drew first, with the policy's scores
         self.moved: float | None = None
@@ -134,8 +132,7 @@ class Ledger(TrainerCallback):
         self._stack.callback(unwrap(policy).register_forward_pre_hook(self._note_weights).remove)
         self._stack.callback(policy.register_forward_pre_hook(self._note_asked, with_kwargs=True).remove)
         self._reader.attach(self._stack)
-        self._functions, heard = listen_to_rewards(trainer, functools.partial(self._safely, self._note_rewards))
-        enter(heard)
+        enter(collect_rewards(trainer, self._is_paid, self._note_rewards, self._safely))
 
     def detach(self) -> None:
         """Give everything back."""
@@ -221,19 +218,11 @@ class Ledger(TrainerCallback):
         self._safely(self._note_answers, engine, method, args, kwargs, output)
         return output
 
-    def _note_answers(self, engine: Engine, method: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        given = inspect.signature(method).bind(*args, **kwargs).arguments
-        given = given | given.get("kwargs", {})
-        ends = ends_of(self._policy, tokenizer_of(self.trainer))
-        rows, logps = [], []
-        for prompt, drawn, scores in engine.read(given, output):
-            completion, ended = cut_at_end([int(token) for token in drawn], ends)
-            size = len(prompt), len(completion)
-            rows.append(Row(tuple(map(int, prompt)), completion, ended, padded=size))
-            logps.append(None if scores is None else tuple(float(score) for score in scores[: len(completion)]))
+    def _note_answers(self, engine: Engine, *called: Any) -> None:
+        rows, temperature = read_answers(engine, *called, ends_of(self._policy, tokenizer_of(self.trainer)))
+        logps = [None if row.engine_logps is None else tuple(row.engine_logps.tolist()) for row in rows]
         by = POLICY if engine.owner is self._policy else ENGINE
-        weights = _number(self._policy) if by == POLICY else None
-        self._keep(by, weights, rows, engine.temperature(given), logps)
+        self._keep(by, _number(self._policy) if by == POLICY else None, rows, temperature, logps)
 
     def _keep(
         self,
@@ -326,15 +315,12 @@ class Ledger(TrainerCallback):
 
     # paid
 
-    def _note_rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
-        if is_unseen() or not self.trainer.model.training:
-            return
-        self._given[index] = kwargs, [None if reward is None else float(reward) for reward in rewards]
-        if len(self._given) < self._functions:
-            return
-        given, self._given = self._given, {}
-        kwargs = {name: value for own, _ in given.values() for name, value in own.items()}
-        table = [given[place][1] for place in range(self._functions)]
+    def _is_paid(self) -> bool:
+        return not is_unseen() and bool(self.trainer.model.training)
+
+    def _note_rewards(self, asked: RewardCalls) -> None:
+        kwargs = {name: value for own in asked.kwargs.values() for name, value in own.items()}
+        table = asked.table
         count = len(table[0])
         if any(len(column) != count for column in table):
             self.problems.append("the reward functions returned different numbers of rewards")

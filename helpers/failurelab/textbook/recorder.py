@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import math
 import pathlib
 import sys
@@ -35,18 +34,19 @@ from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import (
+    RewardCalls,
+    collect_rewards,
     ends_of,
-    listen_to_rewards,
     listen_to_temperature,
     other_texts,
     read_generation,
     tokenizer_of,
 )
-from failurelab.textbook.engines import Engine, engines_of
+from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
-from failurelab.textbook.rows import Ids, Row, cut_at_end
+from failurelab.textbook.rows import Ids, Row
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
@@ -56,18 +56,6 @@ _SCORES = "_generate_and_score_completions"
 _COMPARES = (_SCORES, "_prepare_inputs")  # where trl draws, and compares rewards: the second in 0.15
 _LIBRARIES = ("trl", "transformers")
 _SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
-
-
-@dataclasses.dataclass
-class RewardCalls:
-    """One call of the reward functions: what each was given, and what it returned."""
-
-    kwargs: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    rewards: dict[int, list[float | None]] = dataclasses.field(default_factory=dict)
-
-    def given(self, name: str) -> Sequence[Any]:
-        """Return an argument that they were called with; nothing where there is none."""
-        return next((kwargs[name] for kwargs in self.kwargs.values() if name in kwargs), ())
 
 
 @dataclasses.dataclass
@@ -165,9 +153,7 @@ class Recorder:
         self._unknown_draws = ""
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
-        self._asked: RewardCalls | None = None
         self.last_call: tuple[list[Row], RewardCalls] = [], RewardCalls()  # what was drawn, as rewards were asked for
-        self.regrouped = ""  # how completions of a prompt stood, where they were put together for the comparison
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
         self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
@@ -273,7 +259,7 @@ class Recorder:
         return self._inside and not is_unseen()
 
     def _listen_to_rewards(self) -> None:
-        self._functions, heard = listen_to_rewards(self.trainer, functools.partial(self._safely, self._rewards))
+        heard = collect_rewards(self.trainer, lambda: self._listens, self._close_batch, self._safely)
         self._attached.enter_context(heard)
         name = "_calculate_rewards"
         own = getattr(type(self.trainer), name, None)
@@ -317,19 +303,6 @@ class Recorder:
             )
             self._not_seen = [line, *(said for said in self._not_seen if not said.startswith("the rewards"))]
             self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
-
-    def _rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
-        if not self._listens:
-            return
-        values = [None if value is None else float(value) for value in rewards]
-        if self._asked is None:
-            self._asked = RewardCalls()
-        asked = self._asked
-        asked.rewards[index] = values
-        asked.kwargs[index] = kwargs
-        if len(asked.rewards) == self._functions:
-            self._asked = None
-            self._close_batch(asked)
 
     def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._listens:
@@ -379,25 +352,13 @@ class Recorder:
     def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
         if self._listens:
-            given = inspect.signature(method).bind(*args, **kwargs).arguments
-            self._safely(self._record_answers, engine, given, output)
+            self._safely(self._record_answers, engine, method, args, kwargs, output)
         return output
 
-    def _record_answers(self, engine: Engine, given: dict[str, Any], output: Any) -> None:
-        given = given | given.get("kwargs", {})
-        answers, ends = engine.read(given, output), self._ends(None)
+    def _record_answers(self, engine: Engine, *called: Any) -> None:
         multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
-        width = max((len(prompt) for prompt, _, _ in answers), default=0)
-        length = max((len(drawn) for _, drawn, _ in answers), default=0)
-        padded, rows = (-(-width // multiple) * multiple, -(-length // multiple) * multiple), []
-        for prompt, drawn, scores in answers:
-            completion, ended = cut_at_end([int(token) for token in drawn], ends)
-            row = Row(tuple(int(token) for token in prompt), completion, ended, padded=padded)
-            if scores is not None:
-                row = dataclasses.replace(row, engine_logps=_tensor(scores[: len(completion)]))
-            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
-        self._temperature = engine.temperature(given)
-        self._take(rows)
+        rows, self._temperature = read_answers(engine, *called, self._ends(None), multiple)
+        self._take([dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows])
 
     def _take(self, rows: Sequence[Row]) -> None:
         (self._drawn if self._within is None else self._within).extend(rows)
@@ -559,12 +520,12 @@ class Recorder:
 
     def _close_batch(self, asked: RewardCalls) -> None:
         """Put generation and rewards together."""
-        count, number = len(asked.rewards[0]), len(self._batches)
+        count, number = len(asked.table[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
         temperature, self._temperature = self._temperature, None
         random, self._random = self._random, 0
         problems: list[str] = []
-        if any(len(values) != count for values in asked.rewards.values()):
+        if any(len(values) != count for values in asked.table):
             problems.append("the reward functions returned different numbers of rewards")
         wrong, self._turns = self._turns, []
         if len(drawn) != count:
@@ -578,30 +539,20 @@ class Recorder:
         drawn = self._in_order(turns.pad_alike(drawn), asked)
         self.last_call = drawn, asked
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
-        order = list(range(count))
         if not several():
             prompts = [*asked.given("prompts")]
             if len(prompts) != count or self.scores_itself:
                 prompts = [row.prompt for row in drawn]
             groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
-            together = sorted(order, key=lambda place: prompts.index(prompts[place]))
-            sorted_groups, left = _groups([prompts[place] for place in together], group_size(self.trainer))
-            if problem and not left and self.scores_itself:  # the gradient tells how they are compared
-                self.regrouped, order, groups, problem = problem, together, sorted_groups, None
             if problem and self._mixes(prompts):
                 wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
-        rewards = list(zip(*(asked.rewards[index] for index in range(self._functions))))
+        rewards = list(zip(*asked.table))
         texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(
-                *(self._by_prompt([own[at] for at in order]) for own in (drawn, rewards)), groups
-            )
+            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
         ]
-        if order != sorted(order):
-            size = group_size(self.trainer)
-            rows = [dataclasses.replace(row, stands_in=at // size) for row, at in zip(rows, order)]
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
         self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))

@@ -35,8 +35,6 @@ class Row:
         engine_logps: log-probabilities (tokens,) of the completion by the engine that drew it, NaN where it told none;
             None: it told nothing, or the policy itself drew.
         ends_in_padding: whether it was cut behind a padding token that was drawn as a word.
-        stands_in: number of the group by its place among the completions, where those of a prompt were put together
-            for the comparison and stood elsewhere; None where they stood together.
     """
 
     prompt: tuple[int, ...]
@@ -56,7 +54,6 @@ class Row:
     kl_rounded: float | None = None
     rank: int = 0
     here: bool = True
-    stands_in: int | None = None
     inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def length(self) -> int:

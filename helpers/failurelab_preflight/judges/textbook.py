@@ -35,7 +35,7 @@ from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
 from failurelab.textbook.turns import MASK
 from failurelab_preflight.answer import Finding, Location, Quantity
-from failurelab_preflight.judges.ledger import ONE_ORDER, find_maker, judge_ledger
+from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
 from failurelab_preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
 from failurelab_preflight.judges.rows import prompt_ids, sample, tokenizer_of
@@ -374,14 +374,9 @@ class StepJudge(TrainerCallback):
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
-        mixed = self._recorder.regrouped if MIXED in report.controls else ""
-        tried = mixed and f"the textbook with the groups as they stand gives this gradient: {report.controls[MIXED]}"
-        repair, undo = (ONE_ORDER, None) if mixed else (repair, undo)  # no edit takes out this alone
         figures, _, name = report.reason.partition(" Named: ")  # which is said first
         said = f"Named: {name} Step" if name else "step"
         said += f" {report.step}: {figures}{where}"
-        if mixed:
-            said += f" Here {mixed}."
         if not own and not self.replaced and report.named == _ACCUMULATION and aligned:
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = _CANCELS
@@ -403,7 +398,7 @@ class StepJudge(TrainerCallback):
                 "figures": _figures(report),
                 "place": self._place(own),
             }
-            yield Finding(failure, said, repair, undo=undo, tried=tried, **more)
+            yield Finding(failure, said, repair, undo=undo, **more)
         planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
         if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
