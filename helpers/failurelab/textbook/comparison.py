@@ -215,7 +215,7 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
