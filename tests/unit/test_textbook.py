@@ -720,7 +720,7 @@ def test_a_planted_mistake_is_named(kind, options, named, since, make):
     assert report.verdict == "FOUND" and report.named == named, str(report)
 
 
-def test_rewards_that_a_trainer_of_ones_own_blends_are_believed_and_a_lost_function_is_not(make):
+def test_rewards_that_a_trainer_of_ones_own_blends_are_not_held(make):
     """A bonus for what several completions agree on is no mistake; a function that no longer counts is one."""
 
     def blended(change):
@@ -740,9 +740,12 @@ def test_rewards_that_a_trainer_of_ones_own_blends_are_believed_and_a_lost_funct
 
     if not hasattr(trl.GRPOTrainer, "_calculate_rewards"):
         pytest.skip("rewards are calculated within a larger method in this release")
-    held = compare(make(kind=blended(bonus), **MANY))
-    assert held.verdict == "HELD" and any(line.startswith("the rewards: Blended._") for line in held.not_shown)
-    assert compare(make(kind=blended(lose), **MANY)).verdict == "FOUND"
+    for change in (bonus, lose):
+        report = compare(make(kind=blended(change), **MANY))
+        assert report.verdict == "NOT CHECKED" and "Blended._calculate_rewards" in report.reason, report
+        assert (
+            compare(make(kind=type("Wrong", (planted(loss=torch.neg), blended(change)), {}), **MANY)).verdict == "FOUND"
+        )
 
 
 def test_added_batches_are_named_beside_a_temperature_that_is_left_out(make):

@@ -221,7 +221,7 @@ def compare_step(
                 added = _added(trainer, evidence, definition)
                 report = comparer.compare(searched and not added, planted, variants or {})
                 if report.verdict == "HELD" and evidence.unknown:
-                    said = f"{evidence.unknown}; if they are those that its mask says: {report.reason}"
+                    said = f"{evidence.unknown}; with what was told: {report.reason}"
                     report = dataclasses.replace(report, verdict="NOT CHECKED", reason=said)
                 if report.verdict == "FOUND" and added:
                     report = Comparison("NOT CHECKED", added)
@@ -265,7 +265,7 @@ class _Comparer:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         asked = algorithm.options(trainer, evidence.temperature)
         self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
-        self.rows, self.not_seen, self.passes = evidence.rows, evidence.not_seen, evidence.passes
+        self.rows, self.passes = evidence.rows, evidence.passes
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -477,7 +477,6 @@ class _Comparer:
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
-        yield from self.not_seen
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]

@@ -65,33 +65,26 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
 
 
 def read_answers(
-    engine: Engine,
-    method: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    output: Any,
-    ends: frozenset[int],
-    multiple: int = 1,
+    engine: Engine, called: Sequence[Any], ends: frozenset[int], multiple: int = 1
 ) -> tuple[list[Row], float | None]:
     """Return the completions that a call of an engine drew, and the temperature that was asked for, or None.
 
     Args:
         engine: that was called.
-        method: its method, with `args` and `kwargs`.
-        args: see method.
-        kwargs: see method.
-        output: what it returned.
+        called: its method, the arguments, those by name, and what it returned.
         ends: ids that end a completion.
         multiple: lengths are padded to multiples of it.
     """
+    method, args, kwargs, output = called
     asked = inspect.signature(method).bind(*args, **kwargs).arguments
     given = asked | asked.get("kwargs", {})
     answers = engine.read(given, output)
-    padded = tuple(-(-max((len(each[part]) for each in answers), default=0) // multiple) * multiple for part in (0, 1))
+    longest = (max((len(own) for own in each), default=0) for each in zip(*((one, two) for one, two, _ in answers)))
+    width, length = [-(-size // multiple) * multiple for size in longest] or (0, 0)
     rows = []
     for prompt, drawn, scores in answers:
         completion, ended = cut_at_end([int(token) for token in drawn], ends)
-        row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(padded[0], padded[1]))
+        row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(width, length))
         if scores is not None:
             own = torch.tensor([_number(score) for score in scores[: len(completion)]], dtype=torch.float32)
             row = dataclasses.replace(row, engine_logps=own)

@@ -217,7 +217,7 @@ class Ledger(TrainerCallback):
         return output
 
     def _note_answers(self, engine: Engine, *called: Any) -> None:
-        rows, temperature = read_answers(engine, *called, ends_of(self._policy, tokenizer_of(self.trainer)))
+        rows, temperature = read_answers(engine, called, ends_of(self._policy, tokenizer_of(self.trainer)))
         logps = [None if row.engine_logps is None else tuple(row.engine_logps.tolist()) for row in rows]
         by = POLICY if engine.owner is self._policy else ENGINE
         self._keep(by, _number(self._policy) if by == POLICY else None, rows, temperature, logps)

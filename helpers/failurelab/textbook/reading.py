@@ -106,7 +106,7 @@ class Reader:
             return
         when = self._when()
         if when is not None:
-            kept = mask if getattr(mask, "shape", None) == ids.shape else torch.ones_like(ids)
+            kept: Any = mask if getattr(mask, "shape", None) == ids.shape else torch.ones_like(ids)
             rows = ids.tolist()
             self._reading = ids, Pass(when, rows, kept.bool().tolist(), [[] for _ in rows])
 
@@ -146,8 +146,8 @@ class Reader:
         """Each of a row's scores (rows, tokens - 1) is that of the next label."""
         made.begin()
         for row, place in (gradient.abs() > LEAST * gradient.abs().max()).nonzero().tolist():
-            told = labels[row, place + 1].item(), gradient[row, place].item(), scores[row, place].item()
-            made.scored[row].append(Scored(place, *told))
+            told = (each[row, place].item() for each in (gradient, scores))
+            made.scored[row].append(Scored(place, int(labels[row, place + 1]), *told))
 
     def _read_gradient(self, ids: torch.Tensor, made: Pass, logits: torch.Tensor, gradient: torch.Tensor) -> None:
         """Read the tokens from logits and their gradient, (rows, kept, words)."""

@@ -70,7 +70,6 @@ class Evidence:
         texts: what reward functions were given that was not drawn; "" if nothing.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
         random: of several processes, a number for the state of the generator before each draw.
-        not_seen: what was taken at its word, a line each.
         ranks: this process among those that train together.
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
@@ -85,7 +84,6 @@ class Evidence:
     texts: str = ""
     temperature: float | None = None
     random: list[int] = dataclasses.field(default_factory=list)
-    not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
     part: Gradient | None = None
     passes: Sequence[Pass] = ()
@@ -147,8 +145,7 @@ class Recorder:
         self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
         self._contexts: turns.AskedContexts | None = None  # where its own code asks the policy for a token
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
-        self._not_seen: list[str] = []
-        self._unknown_draws = ""
+        self._not_held = ""  # why a right gradient is not held
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
         self.last_call: tuple[list[Row], RewardCalls] = [], RewardCalls()  # what was drawn, as rewards were asked for
@@ -279,27 +276,14 @@ class Recorder:
         return output
 
     def _believe(self, rewards: Any) -> None:
-        """Put rewards, (completions, functions), in the place of the functions' own.
-
-        Not where a function no longer tells completions apart, or where one that gave no reward has one.
-        """
+        """Put rewards, (completions, functions), in the place of the functions' own; they are not held to be right."""
         rows = self._batches[-1].rows
         told = torch.as_tensor(rewards, dtype=torch.float32).cpu().tolist()
         values = [tuple(None if math.isnan(value) else value for value in row) for row in told]
-        if len(values) != len(rows) or any(len(row.rewards) != len(value) for row, value in zip(rows, values)):
-            return
-        columns = list(zip(zip(*(row.rewards for row in rows)), zip(*values)))
-        if any(len(set(own)) > 1 == len(set(its)) for own, its in columns):
-            return
-        if any(a is None and b is not None for own, its in columns for a, b in zip(own, its)):
-            return  # no reward is not a reward of 0
-        other = [not _is_same(row.rewards, value) for row, value in zip(rows, values)]
-        if any(other):
-            name = f"{type(self.trainer).__name__}._calculate_rewards"
-            line = (
-                f"the rewards: {name} makes others of those of {sum(other)} of {len(rows)} completions, and is believed"
+        if len(values) == len(rows) and not all(_is_same(row.rewards, value) for row, value in zip(rows, values)):
+            self._not_held = (
+                f"{type(self.trainer).__name__}._calculate_rewards makes other rewards than the functions gave"
             )
-            self._not_seen = [line, *(said for said in self._not_seen if not said.startswith("the rewards"))]
             self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
 
     def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -344,7 +328,7 @@ class Recorder:
             self._turns.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
         if not all(each.seen for each in every):
             said = "what drew the completions that rollout_func returned was not seen"
-            self._unknown_draws = f"{said}, so which of their tokens are the policy's is not known"
+            self._not_held = f"{said}, so which of their tokens are the policy's is not known"
         self._drawn += [each.row for each in every]
 
     def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -355,7 +339,7 @@ class Recorder:
 
     def _record_answers(self, engine: Engine, *called: Any) -> None:
         multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
-        rows, self._temperature = read_answers(engine, *called, self._ends(None), multiple)
+        rows, self._temperature = read_answers(engine, called, self._ends(None), multiple)
         self._take([dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows])
 
     def _take(self, rows: Sequence[Row]) -> None:
@@ -698,9 +682,9 @@ class Recorder:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
         random = [batch.random for batch in batches]
-        given = problems, wrong, said, temperature, random, self._not_seen, self.ranks
+        given = problems, wrong, said, temperature, random, self.ranks
         part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._unknown_draws}
+        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held}
         return Evidence(rows, gradient, *given, part, **more)
 
     def next_step(self) -> None:

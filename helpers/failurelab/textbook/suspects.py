@@ -24,14 +24,7 @@ from failurelab.textbook.gradient import Gradient, OutOfMemory, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
 from failurelab.textbook.reading import Pass
 from failurelab.textbook.rows import Row, Scoring
-from failurelab.textbook.together import (
-    DIVIDED,
-    OF_ONE,
-    SUMMED,
-    advantages_between,
-    name_factors,
-    tokens_of,
-)
+from failurelab.textbook.together import SUMMED, advantages_between, name_factors, tokens_of
 from failurelab.textbook.weights import (
     FIRST,
     LAST,
@@ -46,7 +39,6 @@ from failurelab.textbook.weights import (
 
 MISSING = "tensors without gradient"
 NO_GRADIENT = "no gradient"
-ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
 NO_MASK = "no attention mask"
 LEFT_OUT: dict[str, dict[str, Any]] = {  # what the arguments may ask for, and the options without it
     "penalty left out": {"beta": 0.0, "kl_in_reward": 0.0},
@@ -368,13 +360,6 @@ class Search:
         of_generation = share < 1 and by_tokens
         if ranks > 1:
             yield SUMMED, "", float(ranks)
-            if not of_generation or abs(share * ranks - 1) > ALIKE:  # by as much, with as many steps as ranks
-                yield DIVIDED, "", 1 / ranks
-            tokens = tokens_of(self.rows, self.options)
-            for rank, own in enumerate(tokens):
-                if by_tokens and own and share == 1 and not self._is_one(sum(tokens) / (ranks * own)):
-                    yield OF_ONE, f"rank {rank}'s, times {ranks}", sum(tokens) / (ranks * own)
-                    yield OF_ONE, f"rank {rank}'s", sum(tokens) / own
         if generations > 1 and by_tokens:  # each divided by its own, as trl 0.22 to 1.9 do
             yield "divided by the tokens of the generation", "each by its own", float(generations)
         if of_generation:

@@ -484,7 +484,6 @@ class StepJudge(TrainerCallback):
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
         evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
-        self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
         if self._loss_of_zero():
             self.training.notes.append(_LOSS_OF_ZERO)
         of_each = [{line.partition(":")[0].partition(" (")[0] for line in report.not_shown} for report in reports]
