@@ -916,17 +916,16 @@ def passes_of(rows, given):
     """Return the forward passes of a trainer that gives each token of each row a weight."""
     passes = []
     for micro in sorted({row.micro for row in rows}):
-        made = reading.Pass(micro, [], [], [])
+        made = []
         for number, row in enumerate(rows):
             if row.micro == micro:
                 own = given[str(number)].tolist()
-                padding = [0] * (len(own) - len(row.completion))
-                start = len(row.prompt) - 1
-                tokens = [*row.completion, *padding]
-                made.ids.append([0, *row.prompt, *tokens])
-                scored = [reading.Scored(1 + start + at, tokens[at], weight, -1.0) for at, weight in enumerate(own)]
-                made.scored.append([each for each in scored if each.weight])
-        passes.append(made)
+                ids = (0, *row.prompt, *row.completion, *[0] * (len(own) - len(row.completion)))
+                start = len(row.prompt)
+                places = [(start + at, ids[start + at + 1], weight) for at, weight in enumerate(own) if weight]
+                tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, token, weight in places)
+                made.append(reading.Trained(0, 0, number, ids[1:], tokens, padded=ids, micro=micro))
+        passes.append(reading.Pass(made, []))
     return passes
 
 
@@ -995,13 +994,15 @@ def test_weights_of_other_tokens_are_not_known(change):
     step = gradient.Step(rows, textbook.Options())
     made = passes_of(rows, {str(n): torch.ones(8) for n in range(6)})
     if change == "other tokens":
-        made[0].scored = [[dataclasses.replace(each, at=each.at + 1) for each in own] for own in made[0].scored]
+        for number, row in enumerate(made[0].rows):
+            late = tuple(dataclasses.replace(each, at=each.at + 1) for each in row.tokens)
+            made[0].rows[number] = dataclasses.replace(row, tokens=late)
     elif change == "other ids":
-        made[0].ids[0][2] += 1
+        made[0].rows[0] = dataclasses.replace(made[0].rows[0], padded=(7, 7, 7))
     elif change == "a row twice":
         made.append(made[0])
     else:
-        made[0].ids.pop()
+        made[0].rows.pop()
     assert weights.read_rows(made, step, 0) is None
 
 

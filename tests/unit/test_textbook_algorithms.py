@@ -326,13 +326,13 @@ class Asks:
         self.gradient(self.options, tally=tally)
         step = gradient.Step(self.rows, self.options, self.definition)
         slopes = weights.slopes_of(definition, step, tally, self.rows)
-        made = reading.Pass(0, [], [], [])
+        made = []
         for number, row in enumerate(step.rows):
-            made.ids.append([*row.prompt, *row.completion])
-            own = slopes[str(number)].tolist()[: len(row.completion)]
-            places = enumerate(zip(row.completion, own), len(row.prompt) - 1)
-            made.scored.append([reading.Scored(at, token, weight, -1.0) for at, (token, weight) in places if weight])
-        return [made]
+            ids, own = row.prompt + row.completion, slopes[str(number)].tolist()[: len(row.completion)]
+            places = [each for each in enumerate(zip(row.completion, own), len(row.prompt) - 1) if each[1][1]]
+            tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, (token, weight) in places)
+            made.append(reading.Trained(0, 0, number, ids, tokens, padded=ids))
+        return [reading.Pass(made, [])]
 
     def explain(self, definition):
         tally, search = gradient.Tally(), self.search(definition)

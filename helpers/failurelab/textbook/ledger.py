@@ -20,7 +20,6 @@ The figures made of these three are in `balance`.
 import contextlib
 import functools
 import hashlib
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,7 +41,6 @@ from failurelab.textbook.balance import (
     Draw,
     Paid,
     Tables,
-    Token,
     Trained,
     check,
     control,
@@ -62,7 +60,7 @@ from failurelab.textbook.draws import (
 )
 from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.gradient import score_old
-from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
+from failurelab.textbook.ranks import fingerprint, is_spread, several
 from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision, pad_id
 from failurelab.textbook.rows import Ids, Row
@@ -139,8 +137,9 @@ class Ledger(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget steps that are too long ago."""
         first = state.global_step - self.most
-        if any(made.when[0] < first for made in self._reader.passes):
-            self._reader.passes = [made for made in self._reader.passes if made.when[0] >= first]
+        kept = [made for made in self._reader.passes if made.rows[0].step >= first]
+        if len(kept) < len(self._reader.passes):
+            self._reader.passes = kept
             gone = sum(draw.step < first for draw in self.draws)
             self._closed, self.draws = max(0, self._closed - gone), self.draws[gone:]
             self.paid = [paid for paid in self.paid if paid.step >= first]
@@ -285,26 +284,13 @@ class Ledger(TrainerCallback):
         if self._rolls_out and not self._generates and not is_unseen():
             self._safely(self._asked.note, args, kwargs)
 
-    def _note_step(self) -> tuple[int, int | None]:
-        return self._step, self._policy_weights()
+    def _note_step(self) -> dict[str, Any]:
+        return {"step": self._step, "weights": self._policy_weights()}
 
     @property
     def trained(self) -> list[Trained]:
         """Rows of forward passes with the tokens that have a gradient, the last `most` steps of them."""
-        rows, number = list[Trained](), 0
-        for made in self._reader.passes:
-            for ids, attended, scored in zip(made.ids, made.attended, made.scored):
-                counts = list(itertools.accumulate(attended))
-                tokens = tuple(
-                    Token(counts[each.at], each.token, _after(ids, each.at), each.weight, each.logp, each.at)
-                    for each in scored
-                )
-                read = tuple(token for token, attends in zip(ids, attended) if attends)
-                if tokens:
-                    step, weights = made.when
-                    rows.append(Trained(own_number(), step, number, read, tokens, weights, tuple(ids)))
-                number += 1
-        return rows
+        return [row for made in self._reader.passes for row in made.rows if row.tokens]
 
     @property
     def _drawn_at(self) -> float:
@@ -440,10 +426,6 @@ class Ledger(TrainerCallback):
 
 
 ledger = Ledger  # `with textbook.ledger(trainer) as ledger: trainer.train()`
-
-
-def _after(ids: list[int], at: int) -> int | None:
-    return ids[at + 1] if at + 1 < len(ids) else None
 
 
 def _is_own(kind: type, name: str) -> bool:

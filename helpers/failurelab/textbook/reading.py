@@ -8,8 +8,9 @@ log-probabilities in the place of logits tells the weight by itself.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ import torch
 from failurelab._unwrap import unwrap
 from failurelab.handles import is_unseen
 from failurelab.measure.scores import scoring_temperature
+from failurelab.textbook.ranks import own_number
+from failurelab.textbook.rows import Ids
 
 LEAST = 1e-6  # of the largest entry of a gradient: what is smaller is rounding
 _NEARLY = 0.9  # of the largest entry of a row: the next token's may be as large, where only two are likely
@@ -26,20 +29,51 @@ _SAMPLE = 256  # rows of logits that the temperature is read from
 
 
 @dataclasses.dataclass(frozen=True)
-class Scored:
-    """A token that has a gradient.
+class Token:
+    """A token that is trained on.
 
     Attributes:
-        at: row of logits that it was scored by, among the ids as they were handed over, with padding.
-        token: its id.
-        weight: the loss's derivative by its log-probability; NaN where it cannot be read.
-        logp: its log-probability, at the temperature that was drawn at.
+        place: how many ids the model had read as it scored it.
+        token: the id that was scored.
+        follows: the id that stands behind what was read; None at the end.
+        weight: the loss's derivative by its log-probability; NaN where it is not known.
+        logp: its log-probability there, at the temperature that was drawn at.
+        at: place among the ids as they were handed over, with padding.
     """
 
-    at: int
+    place: int
     token: int
-    weight: float
-    logp: float
+    follows: int | None
+    weight: float = math.nan
+    logp: float = math.nan
+    at: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A row of a forward pass of the loss: the ids that the model attended to, and the tokens that have a gradient.
+
+    `padded` are the ids as they were handed over, `weights` a number for those of the policy, or None.
+    """
+
+    rank: int
+    step: int
+    row: int
+    ids: Ids
+    tokens: tuple[Token, ...]
+    weights: int | None = None
+    padded: Ids = ()
+    micro: int = 0
+
+    @functools.cached_property
+    def offset(self) -> int | None:
+        """How far behind the right row of logits tokens were scored, in positions; None where no one shift says so."""
+        for shift in sorted(range(-len(self.padded), len(self.padded)), key=abs):
+            places = [(token.at + 1 + shift, token.token) for token in self.tokens]
+            same = sum(0 <= at < len(self.padded) and self.padded[at] == own for at, own in places)
+            if same >= 0.95 * len(places):
+                return shift
+        return None
 
 
 @dataclasses.dataclass
@@ -47,24 +81,26 @@ class Pass:
     """A forward pass of the loss.
 
     Attributes:
-        when: what was noted as it began.
-        ids: that were handed over, row by row, with padding.
-        attended: whether each of them is attended to.
-        scored: the tokens of each row that have a gradient, in the last backward pass.
+        rows: with the tokens that have a gradient, in the last backward pass.
+        attended: whether each id, as it was handed over, is attended to.
         temperatures: that was drawn at, and that was scored at; None where it could not be read.
         left_over: the share of the gradient that no weight explains; None where there is no row of logits to ask.
     """
 
-    when: Any
-    ids: list[list[int]]
+    rows: list[Trained]
     attended: list[list[bool]]
-    scored: list[list[Scored]]
     temperatures: tuple[float, float | None] | None = None
     left_over: float | None = None
 
-    def begin(self) -> None:
-        """Forget what another backward pass has left."""
-        self.scored = [[] for _ in self.ids]
+    def write(self, found: Sequence[tuple[int, int, int, float, float]]) -> None:
+        """Write down the tokens: of each the row, the place of its logits, its id, weight and log-probability."""
+        tokens: list[list[Token]] = [[] for _ in self.rows]
+        before = [list(itertools.accumulate(each)) for each in self.attended]
+        for number, at, token, weight, logp in found:
+            padded = self.rows[number].padded
+            follows = padded[at + 1] if at + 1 < len(padded) else None
+            tokens[number].append(Token(before[number][at], token, follows, weight, logp, at))
+        self.rows = [dataclasses.replace(row, tokens=tuple(own)) for row, own in zip(self.rows, tokens)]
 
 
 class Reader:
@@ -72,7 +108,7 @@ class Reader:
 
     Args:
         policy: the model, without what accelerate puts around it.
-        when: gives what is noted of a pass that begins; None: it is not read.
+        when: gives what is noted of the rows of a pass that begins, by name; None: it is not read.
         drawn_at: gives the temperature that tokens were drawn at.
         safely: calls a function with arguments, whatever it raises.
         problem: is told why a pass cannot be read.
@@ -81,7 +117,7 @@ class Reader:
     def __init__(
         self,
         policy: Any,
-        when: Callable[[], Any],
+        when: Callable[[], dict[str, Any] | None],
         drawn_at: Callable[[], float],
         safely: Callable[..., None],
         problem: Callable[[str], None] = lambda said: None,
@@ -89,6 +125,7 @@ class Reader:
         self._policy, self._when, self._drawn_at = policy, when, drawn_at
         self._safely, self._problem = safely, problem
         self._reading: tuple[torch.Tensor, Pass] | None = None
+        self._rows = 0
         self.passes: list[Pass] = []
 
     def attach(self, stack: contextlib.ExitStack) -> None:
@@ -107,8 +144,12 @@ class Reader:
         when = self._when()
         if when is not None:
             kept: Any = mask if getattr(mask, "shape", None) == ids.shape else torch.ones_like(ids)
-            rows = ids.tolist()
-            self._reading = ids, Pass(when, rows, kept.bool().tolist(), [[] for _ in rows])
+            attended, rows = kept.bool().tolist(), list[Trained]()
+            for row, own in zip(ids.tolist(), attended):
+                read = tuple(token for token, attends in zip(row, own) if attends)
+                rows.append(Trained(own_number(), row=self._rows, ids=read, tokens=(), padded=tuple(row), **when))
+                self._rows += 1
+            self._reading = ids, Pass(rows, attended)
 
     def _begin(self) -> tuple[torch.Tensor, Pass] | None:
         reading, self._reading = self._reading, None
@@ -144,15 +185,13 @@ class Reader:
 
     def _read_scores(self, made: Pass, labels: torch.Tensor, scores: torch.Tensor, gradient: torch.Tensor) -> None:
         """Each of a row's scores (rows, tokens - 1) is that of the next label."""
-        made.begin()
-        for row, place in (gradient.abs() > LEAST * gradient.abs().max()).nonzero().tolist():
-            told = (each[row, place].item() for each in (gradient, scores))
-            made.scored[row].append(Scored(place, int(labels[row, place + 1]), *told))
+        rows, places = (gradient.abs() > LEAST * gradient.abs().max()).nonzero(as_tuple=True)
+        told = rows, places, labels[rows, places + 1], gradient[rows, places], scores[rows, places]
+        made.write(list(zip(*(each.tolist() for each in told))))
 
     def _read_gradient(self, ids: torch.Tensor, made: Pass, logits: torch.Tensor, gradient: torch.Tensor) -> None:
         """Read the tokens from logits and their gradient, (rows, kept, words)."""
-        made.begin()
-        sizes = gradient.abs().amax(-1)  # (rows, kept)
+        sizes, found = gradient.abs().amax(-1), list[tuple[int, int, int, float, float]]()  # (rows, kept)
         used, before = (sizes > LEAST * sizes.max()).nonzero(), ids.shape[1] - logits.shape[1]  # (tokens, 2)
         drawn, left, total = self._drawn_at(), 0.0, 0.0
         some = used[:: max(1, len(used) // _SAMPLE)].unbind(1)
@@ -175,7 +214,7 @@ class Reader:
             total += float(own[known].square().sum())
             weight = weight.masked_fill(~known[:, None], math.nan)
             logp = logps if temperature == drawn else (given / drawn).log_softmax(-1)
-            told = (token, weight, logp.gather(-1, token))
-            for row, place, *values in zip(rows.tolist(), places.tolist(), *(each[:, 0].tolist() for each in told)):
-                made.scored[row].append(Scored(place + before, *values))
+            told = rows, places + before, *(each[:, 0] for each in (token, weight, logp.gather(-1, token)))
+            found += zip(*(each.tolist() for each in told))
+        made.write(found)
         made.left_over = math.sqrt(left / total) if total else None

@@ -231,9 +231,10 @@ class Recorder:
 
     # what is listened to
 
-    def _micro_read(self) -> int | None:
-        """Return the number of the micro-batch, of a step that is compared."""
-        return self._micros if self._listens and self.wanted(self.trainer.state.global_step + 1) else None
+    def _micro_read(self) -> dict[str, int] | None:
+        """Return the numbers of step and micro-batch, of a step that is compared."""
+        now = self.trainer.state.global_step
+        return {"step": now, "micro": self._micros} if self._listens and self.wanted(now + 1) else None
 
     def _drawn_at(self) -> float:
         known = self._batches[-1].temperature if self._batches else None

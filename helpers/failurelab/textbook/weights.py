@@ -97,7 +97,7 @@ def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) 
     """Return the weights of this process's rows, as they were read; None where they are not all known.
 
     Args:
-        passes: of the loss; `when` is the number of the micro-batch.
+        passes: of the loss.
         step: with the rows.
         pad: token id of the padding.
         scale: that weights are divided by, as those of a scaled loss.
@@ -108,9 +108,9 @@ def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) 
         left.setdefault((step.turn(row), _bare(row.prompt + row.completion, pad)[1]), []).append(number)
     weights, other, total = Weights(), 0, 0
     for made in passes:
-        for ids, scored in zip(made.ids, made.scored):
-            start, bare = _bare(ids, pad)
-            numbers = left.get((made.when, bare))
+        for trained in made.rows:
+            start, bare = _bare(trained.padded, pad)
+            numbers = left.get((trained.micro, bare))
             if not numbers:
                 return None  # other ids than were drawn, or more often
             number = numbers.pop(0)
@@ -118,7 +118,7 @@ def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) 
             whole = row.prompt + row.completion
             first = start - _bare(whole, pad)[0] + len(row.prompt)  # place of the completion among the ids
             own = torch.zeros(max(row.padded[1], len(row.completion)), dtype=torch.float64)
-            for each in scored:
+            for each in trained.tokens:
                 place = each.at + 1 - first
                 total += 1
                 right = row.completion[place] if 0 <= place < len(row.completion) else pad
