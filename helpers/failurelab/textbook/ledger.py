@@ -60,7 +60,7 @@ from failurelab.textbook.draws import (
 )
 from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.gradient import score_old
-from failurelab.textbook.ranks import fingerprint, is_spread, several
+from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
 from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision, pad_id
 from failurelab.textbook.rows import Ids, Row
@@ -285,7 +285,7 @@ class Ledger(TrainerCallback):
             self._safely(self._asked.note, args, kwargs)
 
     def _note_step(self) -> dict[str, Any]:
-        return {"step": self._step, "weights": self._policy_weights()}
+        return {"rank": own_number(), "step": self._step, "weights": self._policy_weights()}
 
     @property
     def trained(self) -> list[Trained]:

@@ -18,7 +18,6 @@ import torch
 from failurelab._unwrap import unwrap
 from failurelab.handles import is_unseen
 from failurelab.measure.scores import scoring_temperature
-from failurelab.textbook.ranks import own_number
 from failurelab.textbook.rows import Ids
 
 LEAST = 1e-6  # of the largest entry of a gradient: what is smaller is rounding
@@ -147,7 +146,7 @@ class Reader:
             attended, rows = kept.bool().tolist(), list[Trained]()
             for row, own in zip(ids.tolist(), attended):
                 read = tuple(token for token, attends in zip(row, own) if attends)
-                rows.append(Trained(own_number(), row=self._rows, ids=read, tokens=(), padded=tuple(row), **when))
+                rows.append(Trained(row=self._rows, ids=read, tokens=(), padded=tuple(row), **when))
                 self._rows += 1
             self._reading = ids, Pass(rows, attended)
 

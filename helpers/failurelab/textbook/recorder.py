@@ -232,9 +232,13 @@ class Recorder:
     # what is listened to
 
     def _micro_read(self) -> dict[str, int] | None:
-        """Return the numbers of step and micro-batch, of a step that is compared."""
+        """Return the numbers of process, step and micro-batch, of a step that is compared."""
         now = self.trainer.state.global_step
-        return {"step": now, "micro": self._micros} if self._listens and self.wanted(now + 1) else None
+        return (
+            {"rank": self.ranks.number, "step": now, "micro": self._micros}
+            if self._listens and self.wanted(now + 1)
+            else None
+        )
 
     def _drawn_at(self) -> float:
         known = self._batches[-1].temperature if self._batches else None

@@ -244,7 +244,7 @@ class Search:
     @property
     def scores(self) -> tuple[Suspect, ...]:
         """Other scores that the algorithm may have."""
-        return *(each for each in SCORES if self.definition.together == 1 or each.name in _OF_PAIRS), *ENDS
+        return tuple(each for each in SCORES if self.definition.together == 1 or each.name in _OF_PAIRS)
 
     @property
     def others(self) -> list[Suspect]:
@@ -267,7 +267,8 @@ class Search:
         if explanation is None and self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
             explanation = self._factor(apart, tried)
         if explanation is None:
-            explanation = self._of_weights(tally)
+            tried = sorted([*tried, *self._try(ENDS, ours)], key=lambda fit: fit.apart.distance)
+            explanation = _choose(tried, apart.distance, self.near) or self._of_weights(tally)
         if explanation is None:
             text = f"None of {len(tried)} other scores explains it"
             text += f"; the nearest: {tried[0]}, {tried[0].apart}." if tried else "."
