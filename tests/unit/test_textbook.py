@@ -909,7 +909,7 @@ def explained(change, rows, **options):
     step = gradient.Step(rows, options)
     right = weights.slopes_of(textbook.GRPO, step, tally, rows)
     read = weights.read_rows(passes_of(rows, change(dict(right), rows)), step, 0)
-    return weights.explain_weights(weights.settle(read, right, step), right, step)
+    return weights.explain_weights(weights.settle(read, right), right, step)
 
 
 def passes_of(rows, given):

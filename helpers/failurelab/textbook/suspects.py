@@ -32,6 +32,7 @@ from failurelab.textbook.weights import (
     Weight,
     explain_weights,
     factors_of,
+    merged,
     read_rows,
     settle,
     slopes_of,
@@ -315,22 +316,23 @@ class Search:
         if any(part is None for part in parts):
             return None
         right = slopes_of(self.definition, step, tally, self.rows)
-        read = settle({name: own for part in parts for name, own in (part or {}).items()}, right, step)
-        apart, near = measure_apart(read, right), max(self.near, NEARBY)
+        read = settle({name: own for part in parts for name, own in (part or {}).items()}, right)
+        every = merged(read, step)
+        apart, near = measure_apart(every, merged(right, step)), max(self.near, NEARBY)
         if not norm(read) or apart.distance <= near:
             return None
         if self.ranks.count > 1:
-            factors = factors_of(read, right, [row.rank for row in step.rows])
+            factors = factors_of(read, right, [row.rank for row in step.rows], step)
             left = {str(n): read[str(n)] - factors[row.rank] * right[str(n)] for n, row in enumerate(step.rows)}
             name, line = name_factors(list(factors.values()), tokens_of(self.rows, self.options), self._is_one)
-            if name and norm(left) <= near * norm(read):
+            if name and norm(merged(left, step)) <= near * norm(every):
                 return Explanation(name, f"Named: {name}: {line}.")
         tried = []
         for suspect in self.others:
             if suspect.when(self.rows, self.options):
-                other = slopes_of(suspect.replace(self.definition), step, tally, self.rows)
-                if measure_apart(other, right).distance > near:
-                    tried.append(Fit(suspect.name, suspect.line, measure_apart(read, other)))
+                other = merged(slopes_of(suspect.replace(self.definition), step, tally, self.rows), step)
+                if measure_apart(other, merged(right, step)).distance > near:
+                    tried.append(Fit(suspect.name, suspect.line, measure_apart(every, other)))
         tried.sort(key=lambda fit: fit.apart.distance)
         if explanation := _choose(tried, apart.distance, near) or _with_factor(tried, near):
             return explanation

@@ -73,7 +73,7 @@ def slopes_of(definition: Definition, step: Step, tally: Tally, rows: Sequence[R
             whole = row.new_zeros(max(step.rows[number].padded[1], length)).double().cpu()
             whole[:length] = row[:length].double().cpu()
             slopes[str(number)] = whole
-    return _merged(slopes, step)
+    return slopes
 
 
 def _alike(step: Step) -> dict[int, list[int]]:
@@ -84,13 +84,14 @@ def _alike(step: Step) -> dict[int, list[int]]:
     return {number: numbers for numbers in same.values() for number in numbers}
 
 
-def _merged(weights: Weights, step: Step) -> Weights:
+def merged(weights: Weights, step: Step) -> Weights:
     """Return weights, of rows of the same tokens the mean; micro-batches may pad these to other lengths."""
-    merged = Weights()
-    for number, numbers in _alike(step).items():
+    means, alike = Weights(), _alike(step)
+    for number in range(len(step.rows)):
+        numbers = alike[number]
         same = torch.nn.utils.rnn.pad_sequence([weights[str(other)] for other in numbers], batch_first=True)
-        merged[str(number)] = same.mean(0)[: len(weights[str(number)])]
-    return merged
+        means[str(number)] = same.mean(0)[: len(weights[str(number)])]
+    return means
 
 
 def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) -> Weights | None:
@@ -140,10 +141,9 @@ def _bare(ids: Sequence[int], pad: int) -> tuple[int, tuple[int, ...]]:
     return start, tuple(ids[start:end])
 
 
-def settle(read: Weights, slopes: Weights, step: Step) -> Weights:
+def settle(read: Weights, slopes: Weights) -> Weights:
     """Return weights with what could not be read, of tokens that the policy is sure of, as it should be."""
-    known = {name: torch.where(own.isnan(), slopes[name], own) for name, own in read.items()}
-    return _merged(known, step)
+    return {name: torch.where(own.isnan(), slopes[name], own) for name, own in read.items()}
 
 
 def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NEARBY) -> Found | None:
@@ -155,15 +155,15 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
         step: with the rows.
         near: what may be left over, of the norm of all.
     """
-    rows, size = step.rows, norm(read)
+    rows, size = step.rows, norm(merged(read, step))
     for line, keys in (
         ("micro-batch", [row.micro for row in rows]),
         ("group", [(row.batch, row.group) for row in rows]),
     ):
         kinds = list(dict.fromkeys(keys))
-        factors = factors_of(read, slopes, keys)
+        factors = factors_of(read, slopes, keys, step)
         left = {str(n): read[str(n)] - factors[key] * slopes[str(n)] for n, key in enumerate(keys)}
-        if 2 < 2 * len(kinds) <= len(rows) and norm(left) <= near * size:
+        if 2 < 2 * len(kinds) <= len(rows) and norm(merged(left, step)) <= near * size:
             told = _list(f"{factors[kind]:.3g}" for kind in kinds)
             said = f"the rows of each {line} have their weight times {told}"
             if line == "group":
@@ -173,12 +173,16 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
     return _of_rows(read, slopes, step, near) or _of_places(read, slopes, step, near)
 
 
-def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any]) -> dict[Any, float]:
-    """Return what the weights of rows with the same key are multiplied by; `keys` has one for each row."""
-    products, squares = dict.fromkeys(keys, 0.0), dict.fromkeys(keys, 0.0)
-    for number, key in enumerate(keys):
-        products[key] += float((read[str(number)] * slopes[str(number)]).sum())
-        squares[key] += float(slopes[str(number)].square().sum())
+def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step) -> dict[Any, float]:
+    """Return what the weights of rows with the same key are multiplied by; `keys` has one for each row.
+
+    By rows of tokens of their own, where there are some: of the others it is not known which is which.
+    """
+    products, squares, alike = dict.fromkeys(keys, 0.0), dict.fromkeys(keys, 0.0), _alike(step)
+    for number, key in sorted(enumerate(keys), key=lambda row: len(alike[row[0]])):
+        if len(alike[number]) == 1 or not squares[key]:
+            products[key] += float((read[str(number)] * slopes[str(number)]).sum())
+            squares[key] += float(slopes[str(number)].square().sum())
     return {key: products[key] / squares[key] if squares[key] else 1.0 for key in products}
 
 
@@ -199,38 +203,39 @@ def _dropped(rows: Sequence[Row], factors: Mapping[Any, float]) -> str:
 def _of_rows(read: Weights, slopes: Weights, step: Step, near: float) -> Found | None:
     """Return the weights of rows, where each row's tokens have the right ones times a number."""
     usual = float(step.weights[step.weights > 0].mean()) if (step.weights > 0).any() else 1.0
-    weights, left = list[Weight](), Weights()
-    largest = max(float(own.abs().max()) for own in slopes.values())
-    for number, row in enumerate(step.rows):
-        own, right = read[str(number)], slopes[str(number)]
+    least = 1e-9 * max(float(own.abs().max()) for own in slopes.values())
+    given, expected, left = list[float](), list[float](), Weights()
+    for number, own in merged(read, step).items():
+        row, right, weight = step.rows[int(number)], slopes[number], float(step.weights[int(number)]) or usual
         trained = torch.tensor([float(p < len(row.completion) and p not in row.given) for p in range(len(right))])
-        weight, mean = float(step.weights[number]) or usual, float((right * trained).sum() / trained.sum().clamp(min=1))
+        count = trained.sum().clamp(min=1)
         # of tokens with ratios of their own: the root mean square, with the sign of the mean
-        size = math.copysign(float(((right * trained).square().sum() / trained.sum().clamp(min=1)).sqrt()), mean)
-        unit = right / size if abs(size) > 1e-9 * largest else trained.double()
-        given = float((own * unit).sum() / unit.square().sum().clamp(min=1e-12))
-        expected = size if abs(size) > 1e-9 * largest else 0.0
-        left[str(number)] = own - given * unit
-        weights.append(Weight(f"row {number + 1}", -expected / weight, -given / weight))
-    scale = math.sqrt(sum(each.expected**2 for each in weights) / len(weights))
-    off = [n for n, each in enumerate(weights) if abs(each.given - each.expected) > OFF * scale]
-    if norm(left) > near * norm(read) or not off:
-        return None
-    # Rows that keep their own weight give it to no other: where rewards take few values, any weight is some row's.
+        size = math.copysign(float(((right * trained).square().sum() / count).sqrt()), float((right * trained).sum()))
+        unit = right / size if abs(size) > least else trained.double()
+        factor = float((own * unit).sum() / unit.square().sum().clamp(min=1e-12))
+        left[number] = own - factor * unit
+        given.append(-factor / weight)
+        expected.append(-size / weight if abs(size) > least else 0.0)
     alike = _alike(step)
-    single = [n for n in off if len(alike[n]) == 1]
-    sources, open_to = list[int](), list(single)
+    means = [sum(expected[other] for other in alike[n]) / len(alike[n]) for n in range(len(given))]
+    scale = math.sqrt(sum(each**2 for each in expected) / len(expected))
+    off = [n for n in range(len(given)) if abs(given[n] - means[n]) > OFF * scale]
+    if norm(left) > near * norm(merged(read, step)) or not off:
+        return None
+    weights = tuple(Weight(f"row {n + 1}", mean, own) for n, (mean, own) in enumerate(zip(means, given)))
+    # Rows that keep their own weight give it to no other: where rewards take few values, any weight is some row's.
+    single, sources = [n for n in off if len(alike[n]) == 1], list[int]()
+    open_to = [n for n in range(len(given)) if n in single or len(alike[n]) > 1]
     for n in single:
-        source = min(open_to, key=lambda place: abs(weights[place].expected - weights[n].given))
-        if abs(weights[source].expected - weights[n].given) <= near * scale:
+        source = min(open_to, key=lambda place: abs(expected[place] - given[n]))
+        if abs(expected[source] - given[n]) <= near * scale:
             open_to.remove(source)
             sources.append(source)
     if len(sources) == len(single) > 1:
         told = _list(str(n + 1) for n in single), _list(str(n + 1) for n in sources)
-        line = "rows {} were given the weights of rows {}".format(*told)
-        return Found("other rows' advantages", line, tuple(weights))
-    told_rows = [f"{weights[n].name} {weights[n].given:+.2f} where {weights[n].expected:+.2f} is right" for n in off]
-    return Found("", f"rows have other weights: {'; '.join(told_rows[:4])}", tuple(weights))
+        return Found("other rows' advantages", "rows {} were given the weights of rows {}".format(*told), weights)
+    told_rows = [f"{weights[n].name} {given[n]:+.2f} where {means[n]:+.2f} is right" for n in off]
+    return Found("", f"rows have other weights: {'; '.join(told_rows[:4])}", weights)
 
 
 def _of_places(read: Weights, slopes: Weights, step: Step, near: float) -> Found | None:
