@@ -136,6 +136,8 @@ class Reader:
             stack.callback(head.register_forward_hook(self._note_logits, prepend=True).remove)
 
     def _note_ids(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():  # a tensor within a compiled graph takes no hook
+            return
         self._reading = None
         ids, mask = kwargs.get("input_ids", args[0] if args else None), kwargs.get("attention_mask")
         if is_unseen() or not torch.is_grad_enabled() or not isinstance(ids, torch.Tensor) or ids.ndim != 2:
@@ -155,9 +157,9 @@ class Reader:
         return reading
 
     def _note_logits(self, head: Any, args: Any, logits: Any) -> None:
-        if is_unseen() or not isinstance(logits, torch.Tensor) or not logits.requires_grad:
+        if torch.compiler.is_compiling() or is_unseen() or not isinstance(logits, torch.Tensor):
             return
-        reading = self._begin()
+        reading = self._begin() if logits.requires_grad else None
         if reading is None:
             return
         if logits.ndim != 3 or len(logits) != len(reading[0]):
@@ -170,9 +172,9 @@ class Reader:
     def _note_scores(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Listen to log-probabilities that the forward pass itself gives, by labels, where it makes no logits."""
         scores, labels = getattr(output, "log_probs", None), kwargs.get("labels")
-        if is_unseen() or not isinstance(scores, torch.Tensor) or not scores.requires_grad or labels is None:
+        if torch.compiler.is_compiling() or is_unseen() or not isinstance(scores, torch.Tensor) or labels is None:
             return
-        reading = self._begin()
+        reading = self._begin() if scores.requires_grad else None
         if reading is None:
             return
         if scores.shape != labels[:, 1:].shape:
