@@ -153,7 +153,7 @@ SHORTCUTS = {
     "38_d": "128 completions are in one forward pass",
     "41_a": "options of the algorithm are",
     "46_c": "of the tokens that were drawn are left out",
-    "46_d": "tokens that were not drawn",
+    "46_d": "rendered otherwise",
 }
 
 

@@ -358,21 +358,28 @@ def test_a_template_that_renders_the_next_turn_anew(model, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("mask", "contexts", "expected"),
     [
-        ((1, 1, 0, 1, 1), (), ({2}, 0, 0, True)),
-        ((1, 1, 1, 1, 1), (), ({2}, 1, 0, True)),
-        ((1, 0, 0, 1, 1), (), ({2}, 0, 1, True)),
-        ((1, 1, 0, 1, 1), None, ({2}, 0, 0, True)),
-        ((1, 1, 1, 1, 1), ((5, 6, 7),), ({2}, 0, 0, True)),
+        ((1, 1, 0, 1, 1), (), ({2}, 0, 0, 0, True)),
+        ((1, 1, 1, 1, 1), (), ({2}, 1, 0, 0, True)),
+        ((1, 0, 0, 1, 1), (), ({2}, 0, 0, 1, True)),
+        ((1, 1, 0, 1, 1), None, ({2}, 0, 0, 0, True)),
+        ((1, 1, 1, 1, 1), ((5, 6, 7),), ({2}, 0, 0, 0, True)),
     ],
 )
 def test_of_two_turns_what_stands_between_was_given(mask, contexts, expected):
     """The end of the first turn is taken off; of several draws behind one prompt any may have the token."""
     drawn = [Row((5,), (6, 7, 2), True), Row((5,), (9, 9), False), Row((5, 6, 7, 8), (3, 2), True)]
     judged = turns.judge(Row((5,), (6, 7, 8, 3, 2), True), mask, drawn, contexts, {2})
-    given, foreign, masked, seen = expected
+    given, *counts = expected
     if contexts:  # the policy was asked there by hand: it may have drawn it
         given = set()
-    assert (set(judged.row.given), judged.foreign, judged.masked, judged.seen) == (given, foreign, masked, seen)
+    assert set(judged.row.given) == given
+    assert [judged.foreign, judged.moved, judged.masked, judged.seen] == counts
+
+
+def test_a_later_turn_that_was_drawn_behind_other_ids_is_the_policy_s_and_told():
+    drawn = [Row((5,), (6, 7, 2), True), Row((5, 6, 1, 8), (3, 4, 2), True)]
+    judged = turns.judge(Row((5,), (6, 7, 8, 3, 4, 2), True), (1, 1, 0, 1, 1, 1), drawn, None, {2}, drawn[1:])
+    assert (judged.foreign, judged.moved, sorted(judged.row.given)) == (0, 3, [2])
 
 
 def test_a_row_behind_a_prompt_that_nobody_drew_behind_is_not_known():

@@ -316,17 +316,23 @@ class Recorder:
         ends, none, closing = self._ends(None), [None] * len(prompts), self._ends(None) | {pad_id(self.trainer)}
         masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
         every, odd, counted = list[turns.Judged](), 0, 0
+        returned = [(*map(int, prompt), *map(int, own)) for prompt, own in zip(prompts, completions)]
+        astray = [draw for draw in drawn if not any(turns.begins(ids, draw.prompt) for ids in returned)]
         for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
             row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
-            judged = turns.judge(row, told, drawn, contexts, closing)
+            judged = turns.judge(row, told, drawn, contexts, closing, astray)
             odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
             if row.engine_logps is None and logps is not None and len(logps) == len(ids):
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
             row = dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row))
             every.append(dataclasses.replace(judged, row=row))
-        foreign, masked = (sum(getattr(each, name) for each in every) for name in ("foreign", "masked"))
+        names = "foreign", "moved", "masked"
+        foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in names)
+        if moved:
+            said = f"{moved} of {counted} tokens trained on stand behind other ids than they were drawn behind"
+            self._turns.append((turns.RENDERED, said))
         if foreign or masked or odd:
             said = f"env_mask has another length than the completion, of {odd} completions; " * bool(odd)
             said += f"of {counted} tokens trained on {foreign} were not drawn behind what stands before them"

@@ -16,6 +16,7 @@ import torch
 from failurelab.textbook.rows import Ids, Row
 
 MASK = "tokens that were not drawn"
+RENDERED = "a turn rendered otherwise than it was drawn"
 _MOST = 1 << 22  # ids of all contexts that are kept, 32 MiB
 
 
@@ -24,7 +25,7 @@ def covered(ids: Ids, drawn: Sequence[Row]) -> dict[int, tuple[Row, int]]:
     found: dict[int, tuple[Row, int]] = {}
     for draw in drawn:
         start = len(draw.prompt)
-        if not _begins(ids, draw.prompt):
+        if not begins(ids, draw.prompt):
             continue
         for place, (one, other) in enumerate(zip(ids[start:], draw.completion)):
             if one != other:
@@ -64,19 +65,26 @@ class Judged:
 
     Attributes:
         row: with the tokens that are to be read alone as given.
-        foreign: how many of its tokens are said to be the policy's, and nobody drew them there.
+        foreign: how many of its tokens are said to be the policy's, and nobody drew them.
+        moved: how many of them were drawn in a later turn of this dialogue, behind other ids than stand before them.
         masked: how many of them were drawn, and are said to be given.
         seen: whether it is known what drew it.
     """
 
     row: Row
     foreign: int
+    moved: int
     masked: int
     seen: bool
 
 
 def judge(
-    row: Row, mask: Sequence[int], drawn: Sequence[Row], contexts: Collection[Ids] | None, closing: Collection[int]
+    row: Row,
+    mask: Sequence[int],
+    drawn: Sequence[Row],
+    contexts: Collection[Ids] | None,
+    closing: Collection[int],
+    astray: Sequence[Row] = (),
 ) -> Judged:
     """Hold a row that a rollout function returned, and its mask, against what was seen to be drawn.
 
@@ -86,19 +94,31 @@ def judge(
         drawn: by the trainer's model or engine, within the function.
         contexts: ids behind which the policy was asked for a token by its own calls; None where they are not known.
         closing: ids of ends and of the padding, which may stand behind a completion that is over, and are nobody's.
+        astray: those of what was drawn behind whose prompt no returned row goes on.
     """
     ids, start, length = row.prompt + row.completion, len(row.prompt), len(row.completion)
     true = with_draws(row, drawn)
     own = set(range(length)) - true.given
     asked = {place for place in range(length) if ids[: start + place] in (contexts or ())}
     told = {place for place in range(length) if place >= len(mask) or mask[place]}
-    if not (own or asked or any(_begins(ids, draw.prompt) and draw.prompt for draw in drawn)):
-        return Judged(dataclasses.replace(true, given=frozenset(range(length)) - told), 0, 0, False)
+    if not (own or asked or any(begins(ids, draw.prompt) and draw.prompt for draw in drawn)):
+        return Judged(dataclasses.replace(true, given=frozenset(range(length)) - told), 0, 0, 0, False)
     last = max(own | asked, default=-1) + 1
     over = set(range(last, length)) if set(row.completion[last:]) <= set(closing) else set()
     foreign, masked = told - own - asked - over, own - told
-    given = frozenset(range(length)) - (told | masked) | foreign
-    return Judged(dataclasses.replace(true, given=given), len(foreign), len(masked), True)
+    moved = {place for draw in astray for place in _stands_in(row, draw) if place in foreign}
+    given = frozenset(range(length)) - (told | masked) | (foreign - moved)
+    return Judged(dataclasses.replace(true, given=given), len(foreign - moved), len(moved), len(masked), True)
+
+
+def _stands_in(row: Row, draw: Row) -> range:
+    """Return where a later turn of a row's dialogue stands in it, though it was drawn behind other ids."""
+    bare = draw.completion[: len(draw.completion) - draw.ended]
+    if bare and begins(draw.prompt, row.prompt):
+        for start in range(len(row.completion) - len(bare), -1, -1):
+            if row.completion[start : start + len(bare)] == bare:
+                return range(start, start + len(draw.completion))
+    return range(0)
 
 
 class AskedContexts:
@@ -140,7 +160,7 @@ class AskedContexts:
         return 0
 
 
-def _begins(ids: Ids, start: Ids) -> bool:
+def begins(ids: Ids, start: Ids) -> bool:
     """Return whether ids begin with others; those with another last one are told without a copy."""
     length = len(start)
     return length <= len(ids) and (not start or ids[length - 1] == start[-1]) and ids[:length] == start
