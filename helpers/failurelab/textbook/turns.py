@@ -107,8 +107,21 @@ def judge(
     over = set(range(last, length)) if set(row.completion[last:]) <= set(closing) else set()
     foreign, masked = told - own - asked - over, own - told
     moved = {place for draw in astray for place in _stands_in(row, draw) if place in foreign}
-    given = frozenset(range(length)) - (told | masked) | (foreign - moved)
+    # where a draw is left before its end, a text was encoded again: which tokens were given, the mask alone tells
+    given = frozenset(range(length)) - (told | masked)
+    given |= frozenset() if foreign & _broken(row, drawn) else foreign - moved
     return Judged(dataclasses.replace(true, given=given), len(foreign - moved), len(moved), len(masked), True)
+
+
+def _broken(row: Row, drawn: Sequence[Row]) -> set[int]:
+    """Return the places of a row where a draw goes on otherwise, and none is over, but for its end."""
+    ids, start, left, over = row.prompt + row.completion, len(row.prompt), set[int](), set[int]()
+    for draw in drawn:
+        if begins(ids, draw.prompt):
+            bare = draw.prompt + draw.completion[: len(draw.completion) - draw.ended]
+            same = next((at for at, (one, two) in enumerate(zip(ids, bare)) if one != two), min(len(ids), len(bare)))
+            (over if same == len(bare) else left).add(same - start)
+    return left - over
 
 
 def _stands_in(row: Row, draw: Row) -> range:
