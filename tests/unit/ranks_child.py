@@ -32,7 +32,7 @@ from transformers import TrainerCallback
 
 from failurelab import errors, guards
 from failurelab._meeting import free_port
-from failurelab.textbook import comparison, ranks, recorder, together
+from failurelab.textbook import comparison, ranks, recorder, suspects, together
 from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import models
 
@@ -249,7 +249,7 @@ PHASES = {
     "as evidence is shared": (together, "gather", {}),
     "in a pass": (comparison, "expected_gradient", {}),
     "in a reduction": (ranks.Ranks, "_reduce", {}),
-    "in the search": (ranks.Ranks, "factors", CASES["rank left out"]),
+    "in the search": (suspects, "read_rows", CASES["rank left out"]),
     "as weights are gathered": (ranks, "_full", CASES["zero3"]),
 }
 HOWS = ("dies", "hangs", "raises")

@@ -233,7 +233,7 @@ def of_textbook(name):
         )
         small.stir(policy, "mlp", 0.3)
         right = gradient(options)
-        search = suspects.Search(made, rows, options, textbook.GRPO, right, Floor(), gradient)
+        search = suspects.Search(rows, options, textbook.GRPO, right, Floor(), gradient)
         figures = Floor().figures(measure_apart(right, right)) | {"prompts_padded": True, "prompt_lengths": 2}
         figures |= dict.fromkeys(("penalty_asked", "bounds_asked", "cut_asked"), True)
         return figures, plants.PLANTS[name](search, right)

@@ -30,8 +30,8 @@ HEALTHY = {
 PLANTED = {
     "rank left out": together.LEFT_OUT,
     "summed": together.SUMMED,
-    "divided twice": together.DIVIDED,
-    "tokens of rank 0": together.OF_ONE,
+    "divided twice": "constant factor",
+    "tokens of rank 0": "constant factor",
     "own tokens": "each rank divides by its own tokens",
     "same prompts": together.SAME_PROMPTS,
     "same numbers": together.SAME_NUMBERS,

@@ -20,7 +20,9 @@ from failurelab.textbook import (
     definition_online_dpo,
     fields,
     gradient,
+    reading,
     suspects,
+    weights,
 )
 from failurelab.textbook.definition_online_dpo import prefer
 from failurelab.textbook.rows import Row
@@ -312,21 +314,30 @@ class Asks:
             tally=tally,
         )
 
+    def search(self, definition=None):
+        theirs = self.gradient(self.options, definition)
+        passes = () if definition is None else self.passes(definition)
+        given = self.rows, self.options, self.definition, theirs, textbook.Floor(), self.gradient
+        return suspects.Search(*given, passes=passes)
+
+    def passes(self, definition):
+        """Return the forward pass of a trainer whose weights are those of a definition."""
+        tally = gradient.Tally()
+        self.gradient(self.options, tally=tally)
+        step = gradient.Step(self.rows, self.options, self.definition)
+        slopes = weights.slopes_of(definition, step, tally, self.rows)
+        made = []
+        for number, row in enumerate(step.rows):
+            ids, own = row.prompt + row.completion, slopes[str(number)].tolist()[: len(row.completion)]
+            places = [each for each in enumerate(zip(row.completion, own), len(row.prompt) - 1) if each[1][1]]
+            tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, (token, weight) in places)
+            made.append(reading.Trained(0, 0, number, ids, tokens, padded=ids))
+        return [reading.Pass(made, [])]
+
     def explain(self, definition):
-        theirs, tally = self.gradient(self.options, definition), gradient.Tally()
+        tally, search = gradient.Tally(), self.search(definition)
         ours = self.gradient(self.options, tally=tally)
-        known = suspects.suspects_of(self.definition.name)
-        search = suspects.Search(
-            self.model,
-            self.rows,
-            self.options,
-            self.definition,
-            theirs,
-            textbook.Floor(),
-            self.gradient,
-            suspects=known,
-        )
-        return search.explain(ours, apart.measure_apart(theirs, ours), tally)
+        return search.explain(ours, apart.measure_apart(search.theirs, ours), tally)
 
 
 OPTIONS = {
@@ -349,17 +360,10 @@ OPTIONS = {
 SUSPECTS = [
     (definition, suspect)
     for definition in (textbook.RLOO, textbook.ONLINE_DPO)
-    for known in [suspects.suspects_of(definition.name)]
-    for suspect in (*known.scores, *known.others)
+    for search in [Asks(definition, OPTIONS[definition.name]).search()]
+    for suspect in (*search.scores, *search.others)
     if suspect.when(rows_of_pairs(), OPTIONS[definition.name])
 ]
-
-
-def test_all_of_them_are_tried():
-    for definition in (textbook.RLOO, textbook.ONLINE_DPO):
-        known = suspects.suspects_of(definition.name)
-        tried = {suspect.name for own, suspect in SUSPECTS if own is definition}
-        assert tried == {suspect.name for suspect in (*known.scores, *known.others)}
 
 
 @pytest.mark.parametrize(

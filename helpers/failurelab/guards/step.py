@@ -5,8 +5,8 @@
 All other guards look for one known failure each. This one takes the tokens that were drawn and the rewards that were
 returned, computes the gradient of GRPO, RLOO or Online DPO by its definition (see `failurelab.textbook`), and compares
 it with the trainer's own before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss
-divided by the wrong number raise nothing, and their curves look healthy. Where weights of rows or of places in them
-explain the difference, it prints those that the trainer gave beside those of the definition.
+divided by the wrong number raise nothing, and their curves look healthy. Where weights of rows explain the difference,
+it prints those that the trainer gave beside those of the definition.
 """
 
 import functools
@@ -34,7 +34,7 @@ class StepGuard(Guard):
         trainer: the trainer that it is added to; callbacks are not given it.
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
         every: compare at the first optimizer step, and then at every step whose number this divides; None: the first.
-        suspects: look for what explains a wrong gradient, at the price of about twenty more passes, once.
+        suspects: look for what explains a wrong gradient, at the price of some five more passes, once.
     """
 
     failures = ("F21",)
@@ -69,7 +69,7 @@ class StepGuard(Guard):
             self._could_not_check("; ".join(reasons))
             return
         self._first = state.global_step + 1
-        recorder = textbook.recorder_of(trainer, self._wanted)
+        recorder = textbook.Recorder(trainer, self._wanted)
         self._listening.callback(recorder.detach)
         recorder.attach()
         try:

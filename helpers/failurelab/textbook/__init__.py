@@ -19,12 +19,11 @@ from failurelab.textbook.definition_rloo import RLOO
 from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
-from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
-from failurelab.textbook.solve import Solution, Weight
 from failurelab.textbook.watch import Watch, compare
+from failurelab.textbook.weights import Weight
 
 __all__ = [
     "GRPO",
@@ -42,7 +41,6 @@ __all__ = [
     "Recorder",
     "Row",
     "Scoring",
-    "Solution",
     "Watch",
     "Weight",
     "compare",
@@ -51,7 +49,6 @@ __all__ = [
     "is_neutral",
     "ledger",
     "no_textbook",
-    "recorder_of",
     "rows_of",
     "unlisted",
     "why_not_here",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from failurelab.failures.predicates import Predicate, Value, parse
+from failurelab.textbook.reading import Token, Trained
 from failurelab.textbook.rows import Ids
 
 Figures = dict[str, Value]
@@ -53,50 +54,6 @@ class Draw:
     temperature: float | None = None
     logps: tuple[float, ...] | None = None
     policy_logps: tuple[float, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Token:
-    """A token that is trained on.
-
-    Attributes:
-        place: how many ids the model had read as it scored it.
-        token: the id that was scored.
-        follows: the id that stands behind what was read; None at the end.
-        weight: the loss's derivative by its log-probability; NaN where it is not known.
-        logp: its log-probability there, at the temperature that was drawn at.
-        at: place among the ids as they were handed over, with padding.
-    """
-
-    place: int
-    token: int
-    follows: int | None
-    weight: float = math.nan
-    logp: float = math.nan
-    at: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A row of a forward pass of the loss: the ids that the model attended to, and the tokens that have a gradient."""
-
-    rank: int
-    step: int
-    row: int
-    ids: Ids
-    tokens: tuple[Token, ...]
-    weights: int | None = None
-    padded: Ids = ()
-
-    @functools.cached_property
-    def offset(self) -> int | None:
-        """How far behind the right row of logits tokens were scored, in positions; None where no one shift says so."""
-        for shift in sorted(range(-len(self.padded), len(self.padded)), key=abs):
-            places = [(token.at + 1 + shift, token.token) for token in self.tokens]
-            same = sum(0 <= at < len(self.padded) and self.padded[at] == own for at, own in places)
-            if same >= 0.95 * len(places):
-                return shift
-        return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 from failurelab.failures.predicates import Value
 from failurelab.textbook import fields, together
 from failurelab.textbook.algorithms import algorithm_of, no_textbook
-from failurelab.textbook.apart import COSINE, NAMES, SAME, Apart, Floor, measure_apart, norm
+from failurelab.textbook.apart import COSINE, SAME, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import SMALL, Definition
 from failurelab.textbook.definition_online_dpo import say_ties
@@ -30,9 +30,8 @@ from failurelab.textbook.gradient import (
     reward_table,
 )
 from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
-from failurelab.textbook.recorder import MIXED, Evidence, own_precision, pad_id, precisions, reference_of
+from failurelab.textbook.recorder import Evidence, loss_scale, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
-from failurelab.textbook.solve import Solution
 from failurelab.textbook.suspects import (
     BY_STEP,
     LEFT_OUT,
@@ -42,8 +41,8 @@ from failurelab.textbook.suspects import (
     OWN_TOKENS,
     Explanation,
     Search,
-    suspects_of,
 )
+from failurelab.textbook.weights import Weight, table
 
 BACKWARD = "backward pass of the model"
 PADDING = "padding of the prompts: those of a batch have the same length"
@@ -91,7 +90,7 @@ class Comparison:
         variants: the trainer's gradient beside other options' that were asked for, by name.
         controls: mistakes that were planted in the textbook, by name: beside the textbook, if asked for; where another
             one is named, beside the trainer's gradient.
-        solved: weights of rows and of places that were solved for, where the direction is wrong.
+        weights: of the rows, where they say what is wrong with the direction.
         backward: the textbook's gradient beside finite differences, where the trainer's is the textbook's.
     """
 
@@ -111,7 +110,7 @@ class Comparison:
     kl: float = 0.0
     variants: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     controls: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
-    solved: tuple[Solution, ...] = ()
+    weights: tuple[Weight, ...] = ()
     backward: Backward | None = None
 
     def sees(self, mistake: str) -> bool:
@@ -141,9 +140,8 @@ class Comparison:
 
     @property
     def table(self) -> str:
-        """Weights that were solved for, beside those that they should be; "" where they do not explain the gradient."""
-        explained = self.solved and self.solved[0].rest <= min(self.floor.near, NAMES)
-        return str(self.solved[0]) if explained else ""
+        """Weights of rows beside those that they should be; "" where they do not explain the gradient."""
+        return table(self.weights)
 
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
@@ -192,8 +190,7 @@ def compare_step(
         trainer: the trainer, at the weights that the gradient was computed at.
         evidence: of the step, from this process: all have to call this, and get the same answer.
         definition: by default that of the trainer's algorithm.
-        with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect, and
-            three for the weights that are solved for.
+        with_suspects: look for what explains a gradient that is wrong, by the weights of its tokens and some passes.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each. It holds only
             where one of each of MECHANISMS shows.
         variants: other options to compare with too, by name.
@@ -218,11 +215,14 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
                 report = comparer.compare(searched and not added, planted, variants or {})
+                if report.verdict == "HELD" and evidence.unknown:
+                    said = f"{evidence.unknown}; with what was told: {report.reason}"
+                    report = dataclasses.replace(report, verdict="NOT CHECKED", reason=said)
                 if report.verdict == "FOUND" and added:
                     report = Comparison("NOT CHECKED", added)
     except OutOfMemory as error:
@@ -265,7 +265,7 @@ class _Comparer:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         asked = algorithm.options(trainer, evidence.temperature)
         self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
-        self.rows, self.not_seen = evidence.rows, evidence.not_seen
+        self.rows, self.passes = evidence.rows, evidence.passes
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -324,7 +324,6 @@ class _Comparer:
         if verdict == "HELD" and floor.wide:
             return Comparison("NOT CHECKED", self._blinded_by(options, ours, drops_out(self.model)), floor=floor)
         search = Search(
-            self.model,
             self.rows,
             options,
             self.definition,
@@ -334,12 +333,11 @@ class _Comparer:
             pad=pad_id(self.trainer),
             accumulated=int(self.trainer.args.gradient_accumulation_steps),
             ranks=self.ranks,
-            part=functools.partial(self.part, options),
-            suspects=suspects_of(self.definition.name),
+            passes=self.passes,
+            scale=loss_scale(self.trainer),
         )
         if verdict == "FOUND" and with_suspects:
-            mixed = self._mixed(options, floor)
-            found = mixed or self._explain(search, ours, nearest, rounded, tally)
+            found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
             scored = dataclasses.replace(options, router_aux_loss_coef=0.0)  # the scores' part alone
@@ -362,7 +360,7 @@ class _Comparer:
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
             controls=planted or found.tried,
-            solved=found.solved,
+            weights=found.weights,
             backward=backward,
         )
         blinded = [name for name in report.blind if name != OTHER_ROWS or not equal]  # of a penalty alone
@@ -385,20 +383,6 @@ class _Comparer:
             "cut_asked": alone and options.mask_truncated_completions,
         }
 
-    def _mixed(self, options: Options, floor: Floor) -> Explanation | None:
-        """Return whether the gradient is that of groups as completions stand, where those of a prompt stand apart."""
-        if any(row.stands_in is None for row in self.rows):
-            return None
-        kept, self.rows = self.rows, [dataclasses.replace(row, group=row.stands_in or 0) for row in self.rows]
-        try:
-            apart = measure_apart(self.theirs, self.gradient(options))
-        finally:
-            self.rows = kept
-        if not floor.holds(apart):
-            return None
-        said = f"each completion is compared with those that stand beside it, of other prompts: {apart} beside that"
-        return Explanation(MIXED, f"Named: {MIXED}: {said}.", said, {MIXED: apart})
-
     def _explain(
         self, search: Search, ours: Gradient, apart: Apart, rounded: Gradient | None, tally: Tally
     ) -> Explanation:
@@ -410,8 +394,7 @@ class _Comparer:
         if rounded is None or self.own is None:
             return search.explain(ours, apart, tally)
         gradient = functools.partial(self.gradient, precision=self.own)
-        part = functools.partial(search.part, precision=self.own)
-        own = dataclasses.replace(search, floor=Floor(), gradient=gradient, part=part, precision=self.own)
+        own = dataclasses.replace(search, floor=Floor(), gradient=gradient)
         return own.explain(rounded, measure_apart(self.theirs, rounded), tally)
 
     def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Gradient | None]:
@@ -494,7 +477,6 @@ class _Comparer:
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
-        yield from self.not_seen
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]

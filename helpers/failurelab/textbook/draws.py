@@ -1,6 +1,7 @@
 """What a call of `generate` was given and gave, and what reward functions were asked, for all who listen to them."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -111,25 +112,61 @@ def _divisor(before: torch.Tensor, after: torch.Tensor) -> float | None:
     return round(float(ratios.median()), 4) if len(ratios) else None
 
 
-def listen_to_rewards(trainer: Any, after: Callable[..., None]) -> tuple[int, contextlib.ExitStack]:
-    """Tell `after` of each call of a trainer's reward functions, reward models or judge, until the stack is closed.
+@dataclasses.dataclass
+class RewardCalls:
+    """One call of the reward functions, reward models or judge: what each was given, and what it returned."""
 
-    Return how many there are, and the stack. `after` is given the number of the function, its arguments, its keyword
-    arguments and the rewards.
+    kwargs: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    rewards: dict[int, list[float | None]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def table(self) -> list[list[float | None]]:
+        """The rewards of each function, in their order."""
+        return [self.rewards[index] for index in sorted(self.rewards)]
+
+    def given(self, name: str) -> Sequence[Any]:
+        """Return an argument that they were called with; nothing where there is none."""
+        return next((kwargs[name] for kwargs in self.kwargs.values() if name in kwargs), ())
+
+
+def collect_rewards(
+    trainer: Any,
+    wanted: Callable[[], bool],
+    after: Callable[[RewardCalls], None],
+    safely: Callable[..., None],
+) -> contextlib.ExitStack:
+    """Tell `after` of each call of a trainer's reward functions, once all have answered, until the stack is closed.
+
+    Args:
+        trainer: whose functions they are.
+        wanted: whether a call is of interest.
+        after: is told of it.
+        safely: calls a function with arguments, whatever it raises.
     """
-    stack = contextlib.ExitStack()
-    if not hasattr(trainer, "reward_funcs"):  # Online DPO before it had any
-        stack.enter_context(listen_to_preference(trainer, after))
-        return 1, stack
-    stack.enter_context(listen_to(trainer.reward_funcs, after))
+    stack, known = contextlib.ExitStack(), RewardCalls()
+    alone = not hasattr(trainer, "reward_funcs")  # Online DPO before it had any
+
+    def note(index: int, args: Any, kwargs: dict[str, Any], rewards: Any) -> None:
+        nonlocal known
+        if not wanted():
+            return
+        known.kwargs[index] = kwargs
+        known.rewards[index] = [None if value is None else float(value) for value in rewards]
+        if len(known.rewards) == (1 if alone else len(trainer.reward_funcs)):
+            done, known = known, RewardCalls()
+            after(done)
 
     def of_model(index: int, module: nn.Module, args: Any, output: Any) -> None:
-        after(index, (), {}, output.logits[:, 0].tolist())
+        safely(note, index, (), {}, output.logits[:, 0].tolist())
 
+    if alone:
+        stack.enter_context(listen_to_preference(trainer, functools.partial(safely, note)))
+        return stack
+    stack.enter_context(listen_to(trainer.reward_funcs, functools.partial(safely, note)))
     for index, function in enumerate(trainer.reward_funcs):
         if isinstance(function, nn.Module):
             stack.callback(function.register_forward_hook(functools.partial(of_model, index)).remove)
-    return len(trainer.reward_funcs), stack
+    return stack
 
 
 def other_texts(tokenizer: Any, drawn: Sequence[Ids], texts: Sequence[Any]) -> list[tuple[str, str]]:

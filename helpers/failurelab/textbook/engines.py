@@ -11,9 +11,14 @@ An engine's log-probabilities are those of the distribution that it drew from, a
 """
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
+
+from failurelab.textbook.rows import Row, cut_at_end
 
 Answer = tuple[Sequence[int], Sequence[int], Sequence[float] | None]  # a prompt, a completion, its log-probabilities
 
@@ -57,6 +62,34 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
         read = lambda given, output: _of_client(given, output, encode)  # noqa: E731
         engines.append(Engine(client, "generate", read, lambda given: given.get("temperature")))
     return engines
+
+
+def read_answers(
+    engine: Engine, called: Sequence[Any], ends: frozenset[int], multiple: int = 1
+) -> tuple[list[Row], float | None]:
+    """Return the completions that a call of an engine drew, and the temperature that was asked for, or None.
+
+    Args:
+        engine: that was called.
+        called: its method, the arguments, those by name, and what it returned.
+        ends: ids that end a completion.
+        multiple: lengths are padded to multiples of it.
+    """
+    method, args, kwargs, output = called
+    asked = inspect.signature(method).bind(*args, **kwargs).arguments
+    given = asked | asked.get("kwargs", {})
+    answers = engine.read(given, output)
+    longest = (max((len(own) for own in each), default=0) for each in zip(*((one, two) for one, two, _ in answers)))
+    width, length = [-(-size // multiple) * multiple for size in longest] or (0, 0)
+    rows = []
+    for prompt, drawn, scores in answers:
+        completion, ended = cut_at_end([int(token) for token in drawn], ends)
+        row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(width, length))
+        if scores is not None:
+            own = torch.tensor([_number(score) for score in scores[: len(completion)]], dtype=torch.float32)
+            row = dataclasses.replace(row, engine_logps=own)
+        rows.append(row)
+    return rows, engine.temperature(given)
 
 
 def _of_helper(given: Mapping[str, Any], output: Any) -> list[Answer]:

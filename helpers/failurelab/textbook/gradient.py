@@ -91,11 +91,24 @@ EXACT = Precision()
 
 @dataclasses.dataclass
 class Slopes:
-    """Scores of some rows, and the derivatives of the loss by them: by log-probabilities, and by entropies if used."""
+    """Scores of some rows, and the derivatives of the loss by them: by log-probabilities, and by entropies if used.
+
+    `given` has the tensors that the loss of these rows is made of, by name.
+    """
 
     part: range
     scores: tuple[torch.Tensor, ...]
     slopes: tuple[torch.Tensor, ...]
+    given: dict[str, torch.Tensor]
+
+    def made(self) -> types.SimpleNamespace:
+        """Return what the loss is asked with."""
+        return types.SimpleNamespace(**self.given)
+
+    def cpu(self) -> "Slopes":
+        """Return the same with all tensors on the CPU."""
+        scores, slopes = (tuple(own.cpu() for own in each) for each in (self.scores, self.slopes))
+        return Slopes(self.part, scores, slopes, {name: own.cpu() for name, own in self.given.items()})
 
 
 @dataclasses.dataclass
@@ -139,10 +152,7 @@ class Tally:
 
     def cpu(self) -> "Tally":
         """Return the same with all tensors on the CPU, as another process may be told it."""
-        slopes = [
-            Slopes(each.part, tuple(own.cpu() for own in each.scores), tuple(own.cpu() for own in each.slopes))
-            for each in self.slopes
-        ]
+        slopes = [each.cpu() for each in self.slopes]
         entropies = {micro: values.cpu() for micro, values in self.entropies.items()}
         ratios = [values.cpu() for values in self.log_ratios]
         return dataclasses.replace(self, slopes=slopes, log_ratios=ratios, entropies=entropies)
@@ -239,7 +249,8 @@ def expected_gradient(
                 slopes = [
                     torch.zeros_like(own) if grad is None else grad for own, grad in zip(scores, grads[len(leaves) :])
                 ]
-                seen.slopes.append(Slopes(rows_done, tuple(own.detach() for own in scores), tuple(slopes)))
+                given = {name: own.detach() for name, own in vars(part).items()}
+                seen.slopes.append(Slopes(rows_done, tuple(own.detach() for own in scores), tuple(slopes), given))
                 tally.add(seen)
     return gradient
 
@@ -300,6 +311,10 @@ class Step:
         for micro, rank in sorted({(row.micro or 0, row.rank) for row in self.rows}):
             turns.setdefault(rank, {})[micro] = len(turns.get(rank, {}))
         self._turns = {micro: turn for own in turns.values() for micro, turn in own.items()}
+
+    def turn(self, row: Row) -> int:
+        """Return which of its rank's micro-batches trains on a row, from 0."""
+        return self._turns[row.micro or 0]
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -478,10 +493,7 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
     trained = [row for row in rows if row.micro is not None]
     left = torch.tensor([left_out(row, options) for row in trained])
     counted = torch.ones_like(left) if options.truncated_count else ~left
-    scoring = definition.scoring(options, 0)
-    lengths = torch.tensor(
-        [len(row.completion) if scoring.counted else row.length() for row in trained], dtype=torch.float64
-    )
+    lengths = torch.tensor([row.length() for row in trained], dtype=torch.float64)
     same = _same([row.micro for row in trained]).double()  # (rows, rows)
     step = (lengths * counted).sum().clamp(min=1)
     generation = [0 if left_out(row, options) else row.length() for row in rows]

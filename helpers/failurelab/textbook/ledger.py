@@ -2,7 +2,7 @@
 
     with textbook.ledger(trainer) as ledger:
         trainer.train()
-    print(ledger)                  # the checks; in a notebook `ledger` alone draws the tokens
+    print(ledger)                  # the checks
     ledger.table("trained")        # rows for a DataFrame; also "draws" and "paid"
 
 A policy gradient is right only for tokens that the policy drew, scored behind the ids that they were drawn behind. Text
@@ -20,15 +20,11 @@ The figures made of these three are in `balance`.
 import contextlib
 import functools
 import hashlib
-import html
-import inspect
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback
 
@@ -37,7 +33,6 @@ from failurelab._unwrap import unwrap
 from failurelab.errors import raises_own
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, wrap_method
-from failurelab.measure.scores import scoring_temperature
 from failurelab.textbook.algorithms import ALGORITHMS, group_size
 from failurelab.textbook.balance import (
     POLICY,
@@ -46,7 +41,6 @@ from failurelab.textbook.balance import (
     Draw,
     Paid,
     Tables,
-    Token,
     Trained,
     check,
     control,
@@ -54,29 +48,28 @@ from failurelab.textbook.balance import (
 )
 from failurelab.textbook.comparison import drops_out
 from failurelab.textbook.draws import (
+    RewardCalls,
+    collect_rewards,
     decode,
     ends_of,
-    listen_to_rewards,
     listen_to_temperature,
     other_texts,
     plain_text,
     read_generation,
     tokenizer_of,
 )
-from failurelab.textbook.engines import Engine, engines_of
+from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
+from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision, pad_id
-from failurelab.textbook.rows import Ids, Row, cut_at_end
+from failurelab.textbook.rows import Ids, Row
 from failurelab.textbook.turns import AskedContexts
 
 ENGINE = "an engine"
-_LEAST = 1e-6  # of the largest entry of a gradient: what is smaller is rounding
-_NEARLY = 0.9  # of the largest entry of a row: the next token's may be as large, where only two are likely
 _LIBRARIES = ("trl", "transformers")
 _MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
 _GROUPING = ("_generate_and_score_completions", "_prepare_inputs", "compute_loss", "training_step")
-_COLORS = {"drawn": "#cfe3f1", "asked": "#cfe3f1", "moved": "#fbdcc4", "foreign": "#f3b8b0", "padding": "#dddddd"}
 
 
 class Ledger(TrainerCallback):
@@ -90,21 +83,17 @@ class Ledger(TrainerCallback):
     def __init__(self, trainer: Any, most: int = 8):
         self.trainer, self.most = trainer, most
         self.draws: list[Draw] = []
-        self.trained: list[Trained] = []
         self.paid: list[Paid] = []
         self.problems: list[str] = []
         self._stack = contextlib.ExitStack()
-        self._reading: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        given = lambda: self._drawn_at, self._safely, self.problems.append
+        self._reader = Reader(self._policy, self._note_step, *given)
         self._asked = AskedContexts(pad_id(trainer))
         self._generates = self._rolls_out = False
         self._inner: int | None = None  # the policy's weights as it drew: within the call others may have been put in
-        self._calls = self._rows = self._closed = 0  # calls of what draws; rows trained; draws that were paid
-        self._given: dict[int, tuple[dict[str, Any], list[Any]]] = {}
-        self._functions = 0
+        self._calls = self._closed = 0  # calls of what draws; draws that were paid
         self._weights: dict[int, int | None] = {}  # of the policy, by steps done
         self._first: list[Row] = []  # that another one than the policy drew first, with the policy's scores
-        self._temperatures: list[tuple[float, float | None]] = []  # drawn at, scored at
-        self._left_over: list[float] = []
         self.moved: float | None = None
 
     # listening
@@ -137,13 +126,9 @@ class Ledger(TrainerCallback):
         if getattr(trainer, "rollout_func", None) is not None:
             enter(wrap_method(trainer, "rollout_func", self._rollout, "ledger: rollouts"))
         self._stack.callback(unwrap(policy).register_forward_pre_hook(self._note_weights).remove)
-        self._stack.callback(policy.register_forward_pre_hook(self._note_ids, with_kwargs=True).remove)
-        self._stack.callback(policy.register_forward_hook(self._note_scores, with_kwargs=True).remove)
-        head = unwrap(policy).get_output_embeddings()
-        if head is not None:
-            self._stack.callback(head.register_forward_hook(self._note_logits, prepend=True).remove)
-        self._functions, heard = listen_to_rewards(trainer, functools.partial(self._safely, self._note_rewards))
-        enter(heard)
+        self._stack.callback(policy.register_forward_pre_hook(self._note_asked, with_kwargs=True).remove)
+        self._reader.attach(self._stack)
+        enter(collect_rewards(trainer, self._is_paid, self._note_rewards, self._safely))
 
     def detach(self) -> None:
         """Give everything back."""
@@ -152,8 +137,9 @@ class Ledger(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget steps that are too long ago."""
         first = state.global_step - self.most
-        if any(row.step < first for row in self.trained):
-            self.trained = [row for row in self.trained if row.step >= first]
+        kept = [made for made in self._reader.passes if made.rows[0].step >= first]
+        if len(kept) < len(self._reader.passes):
+            self._reader.passes = kept
             gone = sum(draw.step < first for draw in self.draws)
             self._closed, self.draws = max(0, self._closed - gone), self.draws[gone:]
             self.paid = [paid for paid in self.paid if paid.step >= first]
@@ -229,19 +215,11 @@ class Ledger(TrainerCallback):
         self._safely(self._note_answers, engine, method, args, kwargs, output)
         return output
 
-    def _note_answers(self, engine: Engine, method: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        given = inspect.signature(method).bind(*args, **kwargs).arguments
-        given = given | given.get("kwargs", {})
-        ends = ends_of(self._policy, tokenizer_of(self.trainer))
-        rows, logps = [], []
-        for prompt, drawn, scores in engine.read(given, output):
-            completion, ended = cut_at_end([int(token) for token in drawn], ends)
-            size = len(prompt), len(completion)
-            rows.append(Row(tuple(map(int, prompt)), completion, ended, padded=size))
-            logps.append(None if scores is None else tuple(float(score) for score in scores[: len(completion)]))
+    def _note_answers(self, engine: Engine, *called: Any) -> None:
+        rows, temperature = read_answers(engine, called, ends_of(self._policy, tokenizer_of(self.trainer)))
+        logps = [None if row.engine_logps is None else tuple(row.engine_logps.tolist()) for row in rows]
         by = POLICY if engine.owner is self._policy else ENGINE
-        weights = _number(self._policy) if by == POLICY else None
-        self._keep(by, weights, rows, engine.temperature(given), logps)
+        self._keep(by, _number(self._policy) if by == POLICY else None, rows, temperature, logps)
 
     def _keep(
         self,
@@ -302,101 +280,17 @@ class Ledger(TrainerCallback):
 
     # trained
 
-    def _note_ids(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._reading = None
-        if is_unseen():
-            return
-        if self._rolls_out and not self._generates:
+    def _note_asked(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._rolls_out and not self._generates and not is_unseen():
             self._safely(self._asked.note, args, kwargs)
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if torch.is_grad_enabled() and isinstance(ids, torch.Tensor) and ids.ndim == 2:
-            mask = kwargs.get("attention_mask")
-            self._reading = ids, mask if getattr(mask, "shape", None) == ids.shape else None
 
-    def _note_logits(self, head: Any, args: Any, logits: Any) -> None:
-        reading, self._reading = self._reading, None
-        if reading is None or is_unseen() or not isinstance(logits, torch.Tensor) or not logits.requires_grad:
-            return
-        if logits.ndim != 3 or len(logits) != len(reading[0]):
-            self.problems.append("the logits of a forward pass are not a row for each sequence")
-            return
-        step, kept = self._step, logits.detach()
-        logits.register_hook(lambda gradient: self._safely(self._read_gradient, step, *reading, kept, gradient))
+    def _note_step(self) -> dict[str, Any]:
+        return {"rank": own_number(), "step": self._step, "weights": self._policy_weights()}
 
-    def _note_scores(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """Listen to log-probabilities that the forward pass itself gives, by labels, where it makes no logits."""
-        scores, labels, reading = getattr(output, "log_probs", None), kwargs.get("labels"), self._reading
-        if reading is None or not isinstance(scores, torch.Tensor) or not scores.requires_grad or labels is None:
-            return
-        self._reading, step, kept = None, self._step, scores.detach()
-        if scores.shape != labels[:, 1:].shape:
-            self.problems.append("which token each log-probability of a forward pass belongs to is not known")
-            return
-
-        def read(gradient: torch.Tensor) -> None:
-            """Each of a row's scores (rows, tokens - 1) is that of the next label."""
-            found = [
-                [
-                    (place, labels[number, place + 1].item(), own[place].item(), kept[number, place].item())
-                    for place in (own.abs() > _LEAST * gradient.abs().max()).nonzero()[:, 0].tolist()
-                ]
-                for number, own in enumerate(gradient)
-            ]
-            self._write_rows(step, *reading, found)
-
-        scores.register_hook(functools.partial(self._safely, read))
-
-    def _read_gradient(
-        self, step: int, ids: torch.Tensor, mask: torch.Tensor | None, logits: torch.Tensor, gradient: torch.Tensor
-    ) -> None:
-        """Read which tokens a forward pass of the loss was for; logits and gradient are (rows, kept, words)."""
-        sizes = gradient.abs().amax(-1)  # (rows, kept)
-        used = sizes > _LEAST * sizes.max()
-        drawn = self._drawn_at
-        scored = scoring_temperature(logits, gradient)
-        self._temperatures.append((drawn, scored))
-        temperature, left, total, found = scored or drawn, 0.0, 0.0, []
-        before = ids.shape[1] - logits.shape[1]
-        for number, row in enumerate(ids.tolist()):
-            found.append(list[tuple[int, int, float, float]]())
-            for place in used[number].nonzero()[:, 0].tolist():
-                own, rows = gradient[number, place].float(), logits[number, place].float()  # (words,)
-                at, token = place + before, int(own.abs().argmax())
-                follows = row[at + 1] if at + 1 < len(row) else token
-                if abs(float(own[follows])) >= _NEARLY * abs(float(own[token])):
-                    token = follows
-                logps = (rows / temperature).log_softmax(-1)
-                rest, weight = 1 - float(logps[token].exp()), math.nan
-                if rest > 1e-4:
-                    weight = float(own[token]) * temperature / rest
-                    expected = -weight / temperature * logps.exp()
-                    expected[token] += weight / temperature
-                    left += float((own - expected).square().sum())
-                    total += float(own.square().sum())
-                found[-1].append((at, token, weight, float((rows / drawn).log_softmax(-1)[token])))
-        self._write_rows(step, ids, mask, found)
-        if total:
-            self._left_over.append(math.sqrt(left / total))
-
-    def _write_rows(
-        self,
-        step: int,
-        ids: torch.Tensor,
-        mask: torch.Tensor | None,
-        found: Sequence[Sequence[tuple[int, int, float, float]]],
-    ) -> None:
-        """Write down rows with the tokens that have a gradient: their row of logits, id, weight and log-probability."""
-        attended, weights = torch.ones_like(ids) if mask is None else mask, self._policy_weights()
-        for row, kept, own in zip(ids.tolist(), attended.bool().tolist(), found):
-            counts = list(itertools.accumulate(kept))
-            tokens = tuple(
-                Token(counts[at], token, row[at + 1] if at + 1 < len(row) else None, weight, logp, at)
-                for at, token, weight, logp in own
-            )
-            if tokens:
-                read = tuple(token for token, attends in zip(row, kept) if attends)
-                self.trained.append(Trained(own_number(), step, self._rows, read, tokens, weights, tuple(row)))
-            self._rows += 1
+    @property
+    def trained(self) -> list[Trained]:
+        """Rows of forward passes with the tokens that have a gradient, the last `most` steps of them."""
+        return [row for made in self._reader.passes for row in made.rows if row.tokens]
 
     @property
     def _drawn_at(self) -> float:
@@ -405,15 +299,12 @@ class Ledger(TrainerCallback):
 
     # paid
 
-    def _note_rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
-        if is_unseen() or not self.trainer.model.training:
-            return
-        self._given[index] = kwargs, [None if reward is None else float(reward) for reward in rewards]
-        if len(self._given) < self._functions:
-            return
-        given, self._given = self._given, {}
-        kwargs = {name: value for own, _ in given.values() for name, value in own.items()}
-        table = [given[place][1] for place in range(self._functions)]
+    def _is_paid(self) -> bool:
+        return not is_unseen() and bool(self.trainer.model.training)
+
+    def _note_rewards(self, asked: RewardCalls) -> None:
+        kwargs = {name: value for own in asked.kwargs.values() for name, value in own.items()}
+        table = asked.table
         count = len(table[0])
         if any(len(column) != count for column in table):
             self.problems.append("the reward functions returned different numbers of rewards")
@@ -503,8 +394,8 @@ class Ledger(TrainerCallback):
             noisy=drops_out(self._policy),
             moved=self.moved,
             paired=self._is_paired,
-            temperatures=tuple(self._temperatures),
-            left_over=max(self._left_over, default=None),
+            temperatures=tuple(made.temperatures for made in self._reader.passes if made.temperatures),
+            left_over=max((made.left_over for made in self._reader.passes if made.left_over is not None), default=None),
             rows=_rows_of(trainer),
             decode=functools.partial(decode, tokenizer_of(trainer)),
             weights=self._weights,
@@ -532,35 +423,6 @@ class Ledger(TrainerCallback):
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.checks), *(f"not known: {line}" for line in dict.fromkeys(self.problems))])
-
-    def strip(self, rows: int = 4) -> list[tuple[list[str], list[tuple[str, str]]]]:
-        """Return a few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
-        tables, tokenizer = self.tables, tokenizer_of(self.trainer)
-        states, draws = tables.states, {draw.number: draw for draw in self.draws}
-        shown = sorted(range(len(self.trained)), key=lambda place: all(each == "drawn" for each, _ in states[place]))
-        strips = []
-        for place in shown[:rows]:
-            row, own = self.trained[place], states[place]
-            number = next((draw for _, draw in own if draw is not None), None)
-            drawn = [] if number is None else [tokenizer.decode([token]) for token in draws[number].tokens]
-            marked = [(tokenizer.decode([token.token]), state) for token, (state, _) in zip(row.tokens, own)]
-            strips.append((drawn, marked))
-        return strips
-
-    def _repr_html_(self) -> str:
-        lines, apart = [], 0
-        for drawn, trained in self.strip():
-            apart += any(state not in ("drawn", "asked") for _, state in trained)
-            for name, tokens in (("drawn", [(token, "drawn") for token in drawn]), ("trained", trained)):
-                cells = "".join(
-                    f'<td style="background:{_COLORS[state]};color:#111;border:1px solid #333;padding:1px 4px" '
-                    f'title="{state}">{html.escape(repr(token)[1:-1])}</td>'
-                    for token, state in tokens
-                )
-                lines.append(f"<tr><th>{name}</th>{cells}</tr>")
-        alt = f"Tokens drawn beside tokens trained, of {len(lines) // 2} rows; in {apart} of them they differ."
-        checks = "<br>".join(html.escape(str(each)) for each in self.checks)
-        return f'<div role="img" aria-label="{alt}"><table>{"".join(lines)}</table></div><p>{checks}</p>'
 
 
 ledger = Ledger  # `with textbook.ledger(trainer) as ledger: trainer.train()`

@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from failurelab.textbook.apart import inner
 from failurelab.textbook.gradient import Gradient, OutOfMemory, is_out_of_memory
 
 # Seconds, or less where the launch's own time-out is shorter: nobody waits for longer than it would without a guard.
@@ -215,27 +214,6 @@ class Ranks:
         if all(other == own for other in self.share(own)):
             return gradient, True
         return self.add(lambda: {name: grad / self.count for name, grad in gradient.items()}), False
-
-    def factors(self, work: Callable[[], Gradient], theirs: Gradient) -> tuple[list[float], float]:
-        """Solve for what each rank's part of a gradient is multiplied by in another one.
-
-        Return the factors, and the norm of what they leave by that of the other gradient. A rank's part is sent to all
-        one tensor after another: `R` times the gradient is sent, and one tensor of it is kept.
-        """
-        part = self.agree(work)
-        rows = torch.zeros(self.count, dtype=torch.float64)  # (ranks,), this rank's products with each
-        for rank in range(self.count):
-            for grad in part.values():
-                other = grad.detach().cpu().clone()  # into which the other's is written
-                self.together(dist.broadcast, other, rank)
-                rows[rank] += inner(other, grad.detach().cpu())
-        own = sum(inner(part[name], grad) for name, grad in theirs.items())
-        every = self.share((rows, own))
-        products, target = torch.stack([row for row, _ in every]), torch.tensor([each for _, each in every]).double()
-        factors = torch.linalg.lstsq(products, target[:, None], driver="gelsd").solution[:, 0]
-        size = sum(inner(grad, grad) for grad in theirs.values())
-        rest = size - 2 * float(factors @ target) + float(factors @ products @ factors)
-        return factors.tolist(), (max(0.0, rest) / size) ** 0.5
 
 
 ALONE = Ranks()

@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import math
 import pathlib
 import sys
@@ -29,26 +28,26 @@ from unittest import mock
 import torch
 from torch import nn
 
-from failurelab._unwrap import input_device
 from failurelab.errors import raises_own
-from failurelab.handles import is_unseen, keep_random_state, wrap_method
+from failurelab.handles import is_unseen, wrap_method
 from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import (
-    decode,
+    RewardCalls,
+    collect_rewards,
     ends_of,
-    listen_to_rewards,
     listen_to_temperature,
     other_texts,
     read_generation,
     tokenizer_of,
 )
-from failurelab.textbook.engines import Engine, engines_of
+from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
-from failurelab.textbook.rows import Ids, Row, cut_at_end
-from failurelab.textbook.scores import plain, without_adapters
+from failurelab.textbook.reading import Pass, Reader
+from failurelab.textbook.rows import Ids, Row
+from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
@@ -57,18 +56,6 @@ _SCORES = "_generate_and_score_completions"
 _COMPARES = (_SCORES, "_prepare_inputs")  # where trl draws, and compares rewards: the second in 0.15
 _LIBRARIES = ("trl", "transformers")
 _SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
-
-
-@dataclasses.dataclass
-class RewardCalls:
-    """One call of the reward functions: what each was given, and what it returned."""
-
-    kwargs: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
-    rewards: dict[int, list[float | None]] = dataclasses.field(default_factory=dict)
-
-    def given(self, name: str) -> Sequence[Any]:
-        """Return an argument that they were called with; nothing where there is none."""
-        return next((kwargs[name] for kwargs in self.kwargs.values() if name in kwargs), ())
 
 
 @dataclasses.dataclass
@@ -83,11 +70,11 @@ class Evidence:
         texts: what reward functions were given that was not drawn; "" if nothing.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
         random: of several processes, a number for the state of the generator before each draw.
-        not_seen: what was taken at its word, a line each.
         ranks: this process among those that train together.
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
-        within: gives a block in which the model takes a row by itself.
+        passes: of the loss, with the weights of their tokens; none where these cannot be read.
+        unknown: why a gradient that is right for these rows is not held; "" if it is.
     """
 
     rows: list[Row]
@@ -97,10 +84,10 @@ class Evidence:
     texts: str = ""
     temperature: float | None = None
     random: list[int] = dataclasses.field(default_factory=list)
-    not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
     part: Gradient | None = None
-    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    passes: Sequence[Pass] = ()
+    unknown: str = ""
 
 
 @dataclasses.dataclass
@@ -147,6 +134,8 @@ class Recorder:
         self.engine: Any = None  # that steps by itself
         self._compares = next((name for name in _COMPARES if hasattr(trainer, name)), _SCORES)
         self._attached = contextlib.ExitStack()
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        self._reader = Reader(policy, self._micro_read, self._drawn_at, self._read_safely)
         self._forget()
 
     def _forget(self) -> None:
@@ -156,12 +145,10 @@ class Recorder:
         self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
         self._contexts: turns.AskedContexts | None = None  # where its own code asks the policy for a token
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
-        self._not_seen: list[str] = []
+        self._not_held = ""  # why a right gradient is not held
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
-        self._asked: RewardCalls | None = None
         self.last_call: tuple[list[Row], RewardCalls] = [], RewardCalls()  # what was drawn, as rewards were asked for
-        self.regrouped = ""  # how completions of a prompt stood, where they were put together for the comparison
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
         self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
@@ -175,6 +162,7 @@ class Recorder:
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
         self._problems: list[str] = []
+        self._reader.passes = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
         """Do work of our own: an error in it must not end the run, and the step is not judged."""
@@ -205,6 +193,7 @@ class Recorder:
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(self._library_loss_heard())
+        self._reader.attach(stack)
         stack.enter_context(
             wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
         )
@@ -242,13 +231,35 @@ class Recorder:
 
     # what is listened to
 
+    def _micro_read(self) -> dict[str, int] | None:
+        """Return the numbers of process, step and micro-batch, of a step that is compared."""
+        now = self.trainer.state.global_step
+        return (
+            {"rank": self.ranks.number, "step": now, "micro": self._micros}
+            if self._listens and self.wanted(now + 1)
+            else None
+        )
+
+    def _drawn_at(self) -> float:
+        known = self._batches[-1].temperature if self._batches else None
+        return known or float(self.algorithm.options(self.trainer).temperature)
+
+    def _read_safely(self, work: Callable[..., None], *args: Any) -> None:
+        """Read weights; what cannot be read leaves a wrong gradient without a name, and the step is judged."""
+        try:
+            work(*args)
+        except Exception as error:
+            if raises_own(error):
+                raise
+            self._reader.passes = []
+
     @property
     def _listens(self) -> bool:
         """Whether what is called belongs to the trainer's step: no evaluation, and no measurement of this package."""
         return self._inside and not is_unseen()
 
     def _listen_to_rewards(self) -> None:
-        self._functions, heard = listen_to_rewards(self.trainer, functools.partial(self._safely, self._rewards))
+        heard = collect_rewards(self.trainer, lambda: self._listens, self._close_batch, self._safely)
         self._attached.enter_context(heard)
         name = "_calculate_rewards"
         own = getattr(type(self.trainer), name, None)
@@ -270,41 +281,15 @@ class Recorder:
         return output
 
     def _believe(self, rewards: Any) -> None:
-        """Put rewards, (completions, functions), in the place of the functions' own.
-
-        Not where a function no longer tells completions apart, or where one that gave no reward has one.
-        """
+        """Put rewards, (completions, functions), in the place of the functions' own; they are not held to be right."""
         rows = self._batches[-1].rows
         told = torch.as_tensor(rewards, dtype=torch.float32).cpu().tolist()
         values = [tuple(None if math.isnan(value) else value for value in row) for row in told]
-        if len(values) != len(rows) or any(len(row.rewards) != len(value) for row, value in zip(rows, values)):
-            return
-        columns = list(zip(zip(*(row.rewards for row in rows)), zip(*values)))
-        if any(len(set(own)) > 1 == len(set(its)) for own, its in columns):
-            return
-        if any(a is None and b is not None for own, its in columns for a, b in zip(own, its)):
-            return  # no reward is not a reward of 0
-        other = [not _is_same(row.rewards, value) for row, value in zip(rows, values)]
-        if any(other):
-            name = f"{type(self.trainer).__name__}._calculate_rewards"
-            line = (
-                f"the rewards: {name} makes others of those of {sum(other)} of {len(rows)} completions, and is believed"
+        if len(values) == len(rows) and not all(_is_same(row.rewards, value) for row, value in zip(rows, values)):
+            self._not_held = (
+                f"{type(self.trainer).__name__}._calculate_rewards makes other rewards than the functions gave"
             )
-            self._not_seen = [line, *(said for said in self._not_seen if not said.startswith("the rewards"))]
             self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
-
-    def _rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
-        if not self._listens:
-            return
-        values = [None if value is None else float(value) for value in rewards]
-        if self._asked is None:
-            self._asked = RewardCalls()
-        asked = self._asked
-        asked.rewards[index] = values
-        asked.kwargs[index] = kwargs
-        if len(asked.rewards) == self._functions:
-            self._asked = None
-            self._close_batch(asked)
 
     def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._listens:
@@ -328,97 +313,51 @@ class Recorder:
         """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
-        ends, none = self._ends(None), [None] * len(prompts)
+        ends, none, closing = self._ends(None), [None] * len(prompts), self._ends(None) | {pad_id(self.trainer)}
         masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
-        rows, left, wrong = [], list(drawn), dict[str, list[str]]()
-        returned, counted, foreign, sure = [], 0, 0, ""
-        for prompt, completion in zip(prompts, completions, strict=True):
+        every, odd, counted = list[turns.Judged](), 0, 0
+        returned = [(*map(int, prompt), *map(int, own)) for prompt, own in zip(prompts, completions)]
+        astray = [draw for draw in drawn if not any(turns.begins(ids, draw.prompt) for ids in returned)]
+        for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
-            returned.append(Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width))
-        by_hand = turns.drawn_by_hand(returned, None if drawn else contexts, ends | {pad_id(self.trainer)})
-        for row, mask, logps, asked in zip(returned, masks, scores, by_hand, strict=True):
-            ids, true = row.completion, turns.match(row, left, pad_id(self.trainer))
-            if true is not None:
-                left.remove(true)
-                true = turns.seen_behind(true, len(row.prompt))
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
-            if asked is not None and any(told[place] for place in asked.given if place < len(told)):
-                true = asked  # else the mask is believed
-            if true is None and not drawn and logps is not None and (certain := self._told_certain(row, logps, told)):
-                masked = {place for place, own in enumerate(told[: len(ids)]) if not own}
-                true, sure = dataclasses.replace(row, given=certain | masked), "; its log-probabilities there are 0"
-            counted += sum(map(bool, told))
-            foreign += sum(bool(own) and true is not None and place in true.given for place, own in enumerate(told))
-            if line := turns.wrong_mask(row, told, true):
-                wrong.setdefault(turns.MASK, []).append(line)
-            given = {place for place, own in enumerate(told[: len(ids)]) if not own} if true is None else true.given
-            row = dataclasses.replace(row, given=frozenset(place for place in given if place < len(ids)))
-            if true is None and drawn and (line := turns.encoded_again(row, drawn, self._decode)):
-                wrong.setdefault(turns.RENDERED, []).append(line)
-            if logps is not None and len(logps) == len(ids):
+            row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
+            judged = turns.judge(row, told, drawn, contexts, closing, astray)
+            odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
+            if row.engine_logps is None and logps is not None and len(logps) == len(ids):
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
-            if true is not None and true.engine_logps is not None and len(true.completion) >= len(ids):
-                row = dataclasses.replace(row, engine_logps=true.engine_logps[: len(ids)])
-            if true is None and (mask is not None or asked is None):
-                believed = "it is believed" if mask is not None else "all are taken for the policy's: there is no mask"
-                self._not_seen = [f"the environment's mask: what drew its tokens was not seen, so {believed}"]
-            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
-        if len(left) > len(drawn) - len(rows) and (line := turns.rendered_anew(drawn, self._decode)):
-            wrong.setdefault(turns.RENDERED, []).append(line)
-        for name, lines in wrong.items():
-            said, count = lines[0], f"of {len(lines)} of {len(rows)} completions"
-            if name == turns.MASK:
-                told_by = "env_mask" if output.get("env_mask") else "env_mask, which is not returned,"
-                count = f"{count}; in all {foreign} of {counted} tokens trained on were given{sure}"
-                said = f"{told_by} {said}"
-            self._turns.append((name, f"{said} ({count})"))
-        self._drawn += rows
-
-    def _told_certain(self, row: Row, logps: Sequence[float | None], mask: Sequence[int]) -> frozenset[int]:
-        """Return what `turns.told_certain` does; the policy is asked only where zeros stand among other numbers."""
-        if several() or not row.prompt or 0 not in logps or not any(logps):
-            return frozenset()
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        ids = torch.tensor([row.prompt + row.completion], device=input_device(model))
-        with plain(model), keep_random_state(), torch.no_grad():
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        likeliest = logits[0, len(row.prompt) - 1 : -1].argmax(-1).tolist()
-        return turns.told_certain(row, logps, mask, likeliest, self._ends(None) | {pad_id(self.trainer)})
+            row = dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row))
+            every.append(dataclasses.replace(judged, row=row))
+        names = "foreign", "moved", "masked"
+        foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in names)
+        if moved:
+            said = f"{moved} of {counted} tokens trained on stand behind other ids than they were drawn behind"
+            self._turns.append((turns.RENDERED, said))
+        if foreign or masked or odd:
+            said = f"env_mask has another length than the completion, of {odd} completions; " * bool(odd)
+            said += f"of {counted} tokens trained on {foreign} were not drawn behind what stands before them"
+            self._turns.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
+        if not all(each.seen for each in every):
+            said = "what drew the completions that rollout_func returned was not seen"
+            self._not_held = f"{said}, so which of their tokens are the policy's is not known"
+        self._drawn += [each.row for each in every]
 
     def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
         if self._listens:
-            given = inspect.signature(method).bind(*args, **kwargs).arguments
-            self._safely(self._record_answers, engine, given, output)
+            self._safely(self._record_answers, engine, method, args, kwargs, output)
         return output
 
-    def _record_answers(self, engine: Engine, given: dict[str, Any], output: Any) -> None:
-        given = given | given.get("kwargs", {})
-        answers, ends = engine.read(given, output), self._ends(None)
+    def _record_answers(self, engine: Engine, *called: Any) -> None:
         multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
-        width = max((len(prompt) for prompt, _, _ in answers), default=0)
-        length = max((len(drawn) for _, drawn, _ in answers), default=0)
-        padded, rows = (-(-width // multiple) * multiple, -(-length // multiple) * multiple), []
-        for prompt, drawn, scores in answers:
-            completion, ended = cut_at_end([int(token) for token in drawn], ends)
-            row = Row(tuple(int(token) for token in prompt), completion, ended, padded=padded)
-            if scores is not None:
-                row = dataclasses.replace(row, engine_logps=_tensor(scores[: len(completion)]))
-            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
-        self._temperature = engine.temperature(given)
-        self._take(rows)
+        rows, self._temperature = read_answers(engine, called, self._ends(None), multiple)
+        self._take([dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows])
 
     def _take(self, rows: Sequence[Row]) -> None:
-        if self._within is None:
-            self._drawn = turns.join(self._drawn, rows)
-        else:
-            self._within = turns.join(self._within, rows)
+        (self._drawn if self._within is None else self._within).extend(rows)
 
     def _encode(self, text: str) -> list[int]:
         return list(tokenizer_of(self.trainer)(text)["input_ids"])
-
-    def _decode(self, ids: Ids) -> str:
-        return decode(tokenizer_of(self.trainer), ids)
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._contexts = None  # its draws are known by their ids
@@ -574,51 +513,39 @@ class Recorder:
 
     def _close_batch(self, asked: RewardCalls) -> None:
         """Put generation and rewards together."""
-        count, number = len(asked.rewards[0]), len(self._batches)
+        count, number = len(asked.table[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
         temperature, self._temperature = self._temperature, None
         random, self._random = self._random, 0
         problems: list[str] = []
-        if any(len(values) != count for values in asked.rewards.values()):
+        if any(len(values) != count for values in asked.table):
             problems.append("the reward functions returned different numbers of rewards")
         wrong, self._turns = self._turns, []
-        if len(drawn) != count or any(row.given for row in drawn):
-            every, drawn = drawn, self._find_drawn(drawn, asked, count)
+        if len(drawn) != count:
+            drawn = self._find_drawn(drawn, asked, count)
             if len(drawn) != count:
                 said = "the completions that reward functions were given are not those that were drawn"
                 problems += self._problems or [said]  # what was not recorded is the reason
-                if line := turns.rendered_anew(every, self._decode):
-                    wrong.append((turns.RENDERED, line))
         if problems:
             self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
             return
         drawn = self._in_order(turns.pad_alike(drawn), asked)
         self.last_call = drawn, asked
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
-        order = list(range(count))
         if not several():
             prompts = [*asked.given("prompts")]
             if len(prompts) != count or self.scores_itself:
                 prompts = [row.prompt for row in drawn]
             groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
-            together = sorted(order, key=lambda place: prompts.index(prompts[place]))
-            sorted_groups, left = _groups([prompts[place] for place in together], group_size(self.trainer))
-            if problem and not left and self.scores_itself:  # the gradient tells how they are compared
-                self.regrouped, order, groups, problem = problem, together, sorted_groups, None
             if problem and self._mixes(prompts):
                 wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
-        rewards = list(zip(*(asked.rewards[index] for index in range(self._functions))))
+        rewards = list(zip(*asked.table))
         texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(
-                *(self._by_prompt([own[at] for at in order]) for own in (drawn, rewards)), groups
-            )
+            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
         ]
-        if order != sorted(order):
-            size = group_size(self.trainer)
-            rows = [dataclasses.replace(row, stands_in=at // size) for row, at in zip(rows, order)]
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
         self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))
@@ -671,33 +598,21 @@ class Recorder:
         left, found = dict(enumerate(drawn)), []
         for number, ids in enumerate(asked.given("completion_ids")):
             own = tuple(ids)
-            places = sorted(
-                left, key=lambda place: place != number
-            )  # the order of the draws, where nothing speaks against
+            places = sorted(left, key=lambda place: place != number)  # in the order of the draws, if nothing is against
             place = next((place for place in places if left[place].completion == own), None)
-            if place is None:  # a later turn is cut where a completion gets too long
-                begins = (place for place in places if left[place].given and left[place].completion[: len(own)] == own)
-                place = next(begins, None) if own else None
+            if place is None:  # the first of several turns; a later one is cut where a completion gets too long
+                place = next((place for place in places if own and turns.goes_on(left[place], own)), None)
             if place is not None:
-                found.append(self._cut(left.pop(place), len(own)))
+                row = left.pop(place)
+                if row.completion != own:
+                    row = dataclasses.replace(row, completion=own, ended=own[-1] in self._ends(None))
+                    row = turns.with_draws(row, drawn)
+                found.append(row)
         if len(found) == count:
             return found
         last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
         same = len(asked.given("completions")) == count and not self._other_texts(last, asked.given("completions"))
         return last if len(last) == count and same else []
-
-    def _cut(self, row: Row, length: int) -> Row:
-        """Return the beginning of a row."""
-        if length == len(row.completion):
-            return row
-        completion, scores = row.completion[:length], row.engine_logps
-        return dataclasses.replace(
-            row,
-            completion=completion,
-            ended=completion[-1] in self._ends(None),
-            given=frozenset(place for place in row.given if place < length),
-            engine_logps=None if scores is None else scores[:length],
-        )
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         return other_texts(tokenizer_of(self.trainer), [row.completion for row in rows], texts)
@@ -778,9 +693,10 @@ class Recorder:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
         random = [batch.random for batch in batches]
-        given = problems, wrong, said, temperature, random, self._not_seen, self.ranks
+        given = problems, wrong, said, temperature, random, self.ranks
         part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        return Evidence(rows, gradient, *given, part)
+        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held}
+        return Evidence(rows, gradient, *given, part, **more)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""

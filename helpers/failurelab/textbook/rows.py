@@ -35,8 +35,6 @@ class Row:
         engine_logps: log-probabilities (tokens,) of the completion by the engine that drew it, NaN where it told none;
             None: it told nothing, or the policy itself drew.
         ends_in_padding: whether it was cut behind a padding token that was drawn as a word.
-        stands_in: number of the group by its place among the completions, where those of a prompt were put together
-            for the comparison and stood elsewhere; None where they stood together.
     """
 
     prompt: tuple[int, ...]
@@ -56,7 +54,6 @@ class Row:
     kl_rounded: float | None = None
     rank: int = 0
     here: bool = True
-    stands_in: int | None = None
     inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def length(self) -> int:
@@ -74,11 +71,8 @@ class Scoring:
         padded: prompts are padded on the left, completions on the right, as in generation.
         attend_padding: the padding is attended to as if it were text.
         from_prompt: completions are scored by the first rows of the padded prompt.
-        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `no end` (the last one where it ends
-            the completion), `rolled`, `rolled back`, `padding`, `all`.
+        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `padding` (and the completion).
         mask_attends: only the tokens of the completion that are scored are attended to.
-        trains_on_given: tokens that an environment gave are trained on.
-        counted: tokens that an environment gave count in the divisor.
         pad: token id of the padding, which matters where it is attended to or scored.
     """
 
@@ -89,13 +83,7 @@ class Scoring:
     from_prompt: bool = False
     tokens: str = "completion"
     mask_attends: bool = False
-    trains_on_given: bool = False
-    counted: bool = False
     pad: int = 0
-
-    def given(self, row: Row) -> frozenset[int]:
-        """Return the places in a completion that are not trained on."""
-        return frozenset() if self.trains_on_given else row.given
 
 
 @dataclasses.dataclass
@@ -122,8 +110,7 @@ def lay_out(row: Row, scoring: Scoring) -> Layout:
     pad = scoring.pad
     width, length = row.padded
     left = max(0, width - len(row.prompt)) if scoring.padded else 0
-    needs_right = scoring.padded or scoring.tokens in ("rolled", "rolled back", "padding", "all")
-    right = max(0, length - len(row.completion)) if needs_right else 0
+    right = max(0, length - len(row.completion)) if scoring.padded or scoring.tokens == "padding" else 0
     ids = [pad] * left + [*row.prompt, *row.completion] + [pad] * right
     attended = [scoring.attend_padding] * left + [True] * (len(ids) - left - right) + [scoring.attend_padding] * right
     start = left + len(row.prompt)
@@ -132,11 +119,7 @@ def lay_out(row: Row, scoring: Scoring) -> Layout:
         "completion": list(range(start, end)),
         "no first": list(range(start + 1, end)),
         "no last": list(range(start, end - 1)),
-        "no end": list(range(start, end - row.ended)),
-        "rolled": list(range(start + 1, end + 1)) if right else list(range(start, end)),
-        "rolled back": [*range(start, end - 1), len(ids) - 1],
         "padding": list(range(start, end + right)),
-        "all": list(range(left + 1, end + right)),
     }[scoring.tokens]
     if scoring.mask_attends:
         attended[start:] = [place in places for place in range(start, len(ids))]

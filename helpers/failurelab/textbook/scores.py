@@ -16,6 +16,7 @@ from torch import nn
 
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
 from failurelab.handles import eval_mode, keep_modes, unseen
+from failurelab.textbook import reading
 from failurelab.textbook.definition import log_distribution
 from failurelab.textbook.rows import Layout, Row, Scoring, lay_out
 
@@ -63,7 +64,7 @@ def score(
         logps.append(nn.functional.pad(distribution.gather(-1, wanted[:, None])[:, 0], (0, rest)))
         if entropy:
             entropies.append(nn.functional.pad(-(distribution.exp() * distribution).sum(-1), (0, rest)))
-        given = scoring.given(rows[number])
+        given = rows[number].given
         mask.append([float(place - layout.start not in given) for place in layout.places] + [0.0] * rest)
     return Scores(
         torch.stack(logps),
@@ -118,7 +119,8 @@ def plain(model: nn.Module, *, training: bool = False) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
             if not training and not hasattr(getattr(module, "weight", None), "quant_state"):
                 module.training = False
-        if inner._forward_hooks and _depends_on_grad(inner):
+        hooked = [hook for hook in inner._forward_hooks.values() if hook.__module__ != reading.__name__]
+        if hooked and _depends_on_grad(inner):
             hooks = collections.OrderedDict((key, _as_in_sampling(hook)) for key, hook in inner._forward_hooks.items())
             stack.enter_context(mock.patch.object(inner, "_forward_hooks", hooks))
         yield

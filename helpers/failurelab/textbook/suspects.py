@@ -1,16 +1,13 @@
-"""Which suspect explains a gradient that is wrong: the definition with one of its functions replaced.
+"""What explains a gradient that is wrong, and mistakes that are planted in the definition.
 
-A suspect is named where its gradient is the trainer's within the floor, and nearer than that of the definition and of
-every other suspect by more than the floor. Where several fit, all are listed and none is named. These are mistakes that
-people have made; what is none of them is solved for (`solve`): which weight each row and each place was given. In this
-order, and a later one only where the one before named nothing:
+A mistake is the definition with one of its functions replaced. It is named where it comes as near to the trainer as
+rounding allows, and no other one does; where several do, all are listed and none is named. In this order:
 
 1. tensors without gradient,
-2. other scores of the right tokens,
+2. other scores of the right tokens: a pass of the definition for each,
 3. the right direction, or the opposite one, times a factor,
-4. of several processes, other weights of the ranks' parts,
-5. any other suspect, as it is or times a constant factor,
-6. other weights of the rows, or of places in them.
+4. other weights of the right scores, as they were read (`reading`): those of ranks, of other definitions, and of
+   micro-batches, groups, rows, or places in them (`weights`).
 """
 
 import dataclasses
@@ -19,27 +16,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from failurelab.textbook.apart import NAMES, Apart, Floor, measure_apart, norm
-from failurelab.textbook.definition import DIVISORS, SCALES, Definition, clipped, k3, weighted_sum
+from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, k3, weighted_sum
 from failurelab.textbook.fields import Options
-from failurelab.textbook.gradient import EXACT, Gradient, OutOfMemory, Precision, Step, Tally
+from failurelab.textbook.gradient import Gradient, OutOfMemory, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
+from failurelab.textbook.reading import Pass
 from failurelab.textbook.rows import Row, Scoring
-from failurelab.textbook.solve import Solution, say, solve
-from failurelab.textbook.together import (
-    DIVIDED,
-    OF_ONE,
-    SUMMED,
-    advantages_between,
-    name_factors,
-    tokens_of,
+from failurelab.textbook.together import SUMMED, advantages_between, name_factors, tokens_of
+from failurelab.textbook.weights import (
+    FIRST,
+    LAST,
+    NEARBY,
+    Weight,
+    explain_weights,
+    factors_of,
+    merged,
+    read_rows,
+    settle,
+    slopes_of,
 )
 
 MISSING = "tensors without gradient"
 NO_GRADIENT = "no gradient"
-ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
 NO_MASK = "no attention mask"
 LEFT_OUT: dict[str, dict[str, Any]] = {  # what the arguments may ask for, and the options without it
     "penalty left out": {"beta": 0.0, "kl_in_reward": 0.0},
@@ -94,16 +94,12 @@ def _is_warm(rows: Sequence[Row], options: Options) -> bool:
     return options.temperature != 1
 
 
+def _is_both(rows: Sequence[Row], options: Options) -> bool:
+    return _is_padded(rows, options) and _is_warm(rows, options)
+
+
 def _is_old(rows: Sequence[Row], options: Options) -> bool:
     return any(row.old_logps is not None for row in rows)
-
-
-def _is_cut(rows: Sequence[Row], options: Options) -> bool:
-    return options.top_entropy_quantile < 1
-
-
-def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
-    return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
@@ -113,20 +109,9 @@ SCORES = (
     Suspect("rows of the prompt", "", _scored(**_FRONT), source="TRL #2770"),
     Suspect("rows of the prompt", "without attention mask", _scored(**_FRONT | _BARE), _is_padded),
     Suspect("rows of the prompt", "without temperature", _scored(1.0, **_FRONT), _is_warm),
-    Suspect(
-        "rows of the prompt",
-        "without attention mask and temperature",
-        _scored(1.0, **_FRONT | _BARE),
-        lambda rows, options: _is_padded(rows, options) and _is_warm(rows, options),
-    ),
-    Suspect("no attention mask", "", _scored(**_BARE), _is_padded, "TRL #2708"),
-    Suspect(
-        "no attention mask and no temperature",
-        "",
-        _scored(1.0, **_BARE),
-        lambda rows, options: _is_padded(rows, options) and _is_warm(rows, options),
-        "trl 0.14",
-    ),
+    Suspect("rows of the prompt", "without attention mask and temperature", _scored(1.0, **_FRONT | _BARE), _is_both),
+    Suspect(NO_MASK, "", _scored(**_BARE), _is_padded, "TRL #2708"),
+    Suspect("no attention mask and no temperature", "", _scored(1.0, **_BARE), _is_both, "trl 0.14"),
     Suspect("temperature", "left out", _scored(1.0), _is_warm, "TRL #3029"),
     Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
     Suspect(
@@ -136,21 +121,12 @@ SCORES = (
         lambda rows, options: options.asked_temperature not in (1.0, options.temperature),
     ),
 )
-OTHERS = (
-    # a mask that the attention reads too; where the loss alone reads it, the weights of places tell
-    Suspect("first token left out", "", _scored(tokens="no first", mask_attends=True)),
-    Suspect("last token left out", "", _scored(tokens="no last", mask_attends=True)),
-    Suspect("last token left out", "where it is the end", _scored(tokens="no end", mask_attends=True), _is_cut_short),
-    *(
-        Suspect(
-            "the environment's tokens are trained on",
-            "and count in the divisor" * counted,
-            _scored(trains_on_given=True, counted=counted),
-            lambda rows, options: any(row.given for row in rows),
-            "unsloth #5673",
-        )
-        for counted in (False, True)
-    ),
+_OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
+ENDS = (  # a mask that the attention reads too; where the loss alone reads it, the weights tell
+    Suspect(FIRST, "", _scored(tokens="no first", mask_attends=True)),
+    Suspect(LAST, "", _scored(tokens="no last", mask_attends=True)),
+)
+WEIGHTS = (  # of the right scores
     Suspect("no baseline", "the group's mean is not subtracted", {"advantages": lambda *given: _not_centered(*given)}),
     *(
         Suspect("loss_type", kind, {"divisor": lambda sizes, options, kind=kind: DIVISORS[kind](sizes, options)})
@@ -173,15 +149,12 @@ OTHERS = (
             "policy and reference swapped": lambda difference: k3(-difference),
         }.items()
     ),
-    *(
-        Suspect("entropy", line, {"entropy": entropy}, lambda rows, options: bool(options.entropy_coef))
-        for line, entropy in {
-            "left out": lambda entropies, counts: 0 * entropies.sum(),
-            "opposite sign": lambda entropies, counts: -(entropies / counts).sum(),
-        }.items()
+    Suspect(
+        "top_entropy_quantile",
+        "left out",
+        {"quantile": lambda options: 1.0},
+        lambda rows, options: options.top_entropy_quantile < 1,
     ),
-    Suspect("top_entropy_quantile", "left out", {"quantile": lambda options: 1.0}, _is_cut),
-    Suspect("top_entropy_quantile", "of 1", {"quantile": lambda options: 1 - options.top_entropy_quantile}, _is_cut),
     Suspect("ratio", "always 1", {"log_ratio": lambda difference, *_: difference - difference.detach()}, _is_old),
     *(
         Suspect("clipping", line, {"objective": objective}, _is_old)
@@ -196,31 +169,7 @@ OTHERS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspects:
-    """What is looked for with one algorithm: other scores of the right tokens, and all else."""
-
-    scores: tuple[Suspect, ...] = SCORES
-    others: tuple[Suspect, ...] = OTHERS
-
-
-def _named(some: Sequence[Suspect], *names: str) -> tuple[Suspect, ...]:
-    return tuple(suspect for suspect in some if suspect.name in names)
-
-
-_ENDS_LEFT_OUT = ("first token left out", "last token left out")
-_OF_ALGORITHM = {
-    "RLOO": Suspects(others=_named(OTHERS, *_ENDS_LEFT_OUT, "ratio", "clipping")),
-    "Online DPO": Suspects(
-        scores=_named(SCORES, "scores shifted by one", "rows of the prompt", "no attention mask"),
-        others=_named(OTHERS, *_ENDS_LEFT_OUT),
-    ),
-}
-
-
-def suspects_of(name: str) -> Suspects:
-    """Return the suspects of an algorithm, by the name of its definition."""
-    return _OF_ALGORITHM.get(name, Suspects())
+_OF_RATIOS = tuple(each for each in WEIGHTS if each.when is _is_old)
 
 
 def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
@@ -235,7 +184,7 @@ def _swapped(options: Options) -> Options:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """How near a suspect comes: its name and line, its gradient beside the trainer's, and what it is multiplied by."""
+    """How near a suspect comes: its name and line, the trainer beside it, and what it is multiplied by."""
 
     name: str
     line: str
@@ -249,13 +198,13 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What explains the gradient: the name, or None, and its line; a text; suspects beside it, and solved weights."""
+    """What explains the gradient: the name, or None, and its line; a text; suspects beside it, and weights of rows."""
 
     named: str | None = None
     text: str = ""
     line: str = ""
     tried: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
-    solved: tuple[Solution, ...] = ()
+    weights: tuple[Weight, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +212,6 @@ class Search:
     """The search for what explains one gradient.
 
     Attributes:
-        model: the policy, unwrapped.
         rows: of the step.
         options: of the definition.
         definition: of the trainer's kind.
@@ -271,14 +219,12 @@ class Search:
         floor: of the measurement.
         gradient: gives the expected gradient of a definition.
         pad: token id of the padding.
-        precision: of the trainer's numbers, or exact ones.
         accumulated: micro-batches that were asked for, of a process.
         ranks: the processes that train together.
-        part: gives this process's part of the expected gradient.
-        suspects: of the trainer's algorithm.
+        passes: of the trainer's loss, as they were read.
+        scale: that their weights are divided by.
     """
 
-    model: nn.Module
     rows: Sequence[Row]
     options: Options
     definition: Definition
@@ -286,16 +232,26 @@ class Search:
     floor: Floor
     gradient: Callable[..., Gradient]
     pad: int = 0
-    precision: Precision = EXACT
     accumulated: int = 1
     ranks: Ranks = ALONE
-    part: Callable[..., Gradient] = dict
-    suspects: Suspects = Suspects()
+    passes: Sequence[Pass] = ()
+    scale: float = 1.0
 
     @property
     def near(self) -> float:
         """How near a suspect must come; where right gradients lie farther apart, many a one comes as near by chance."""
         return min(self.floor.near, NAMES)
+
+    @property
+    def scores(self) -> tuple[Suspect, ...]:
+        """Other scores that the algorithm may have."""
+        return tuple(each for each in SCORES if self.definition.together == 1 or each.name in _OF_PAIRS)
+
+    @property
+    def others(self) -> list[Suspect]:
+        """Other weights of the right scores that the algorithm may have, and several processes."""
+        known = WEIGHTS if self.definition.name == GRPO.name else _OF_RATIOS * (self.definition.together == 1)
+        return [*known, *self._between_ranks()]
 
     def explain(self, ours: Gradient, apart: Apart, tally: Tally) -> Explanation:
         """Return what explains the trainer's gradient.
@@ -307,35 +263,18 @@ class Search:
         """
         if missing := self._missing(ours):
             return missing
-        tried = self._try(self.suspects.scores, ours)
-        explanation = self._choose(tried, apart.distance)
-        if self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
-            return dataclasses.replace(explanation or self._factor(apart, tried, tally), tried=_nearest(tried))
-        explanation = explanation or self._of_ranks()
-        # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
-        if explanation is None or _is_old(self.rows, self.options):
-            more = [*self.suspects.others, *self._between_ranks()]
-            tried = sorted([*tried, *self._try(more, ours)], key=lambda fit: fit.apart.distance)
-            explanation = self._choose(tried, apart.distance)
-        explanation = explanation or self._with_factor(tried)
-        if explanation and explanation.named in {suspect.name for suspect in self.suspects.scores}:
-            return dataclasses.replace(explanation, tried=_nearest(tried))  # other scores: their weights tell nothing
-        step = Step(self.rows, self.options, self.definition)
-        try:
-            solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad, self.ranks.add))
-        except OutOfMemory:
-            solved = ()
-        if explanation is None and solved and solved[0].rest <= self.near and solved[0].off:
-            name, line = say(solved[0], step)
-            text = f"{f'Named: {name}: ' * bool(name) or 'Solved for: '}{line}"
-            explanation = Explanation(name or None, f"{text}; {solved[0].rest:.2g} of the gradient is left over.")
+        tried = self._try(self.scores, ours)
+        explanation = _choose(tried, apart.distance, self.near)
+        if explanation is None and self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
+            explanation = self._factor(apart, tried)
         if explanation is None:
-            text = f"None of {len(tried)} suspects explains it"
+            tried = sorted([*tried, *self._try(ENDS, ours)], key=lambda fit: fit.apart.distance)
+            explanation = _choose(tried, apart.distance, self.near) or self._of_weights(tally)
+        if explanation is None:
+            text = f"None of {len(tried)} other scores explains it"
             text += f"; the nearest: {tried[0]}, {tried[0].apart}." if tried else "."
-            if solved:
-                text += f" Nor do other weights of rows or places: {solved[0].rest:.0%} of the gradient is left over."
-            explanation = Explanation(None, text)
-        return dataclasses.replace(explanation, tried=_nearest(tried), solved=solved)
+            explanation = Explanation(None, f"{text} Nor do other weights of the tokens.")
+        return dataclasses.replace(explanation, tried={fit.name: fit.apart for fit in reversed(tried)})
 
     def _missing(self, ours: Gradient) -> Explanation | None:
         """Return the explanation that tensors, or all, have no gradient, where all others have the right one."""
@@ -347,7 +286,7 @@ class Search:
             return Explanation(MISSING, f"Named: {MISSING} ({len(empty)} of {len(ours)}, {empty[0]} first).")
         return None
 
-    def _factor(self, apart: Apart, tried: Sequence[Fit], tally: Tally) -> Explanation:
+    def _factor(self, apart: Apart, tried: Sequence[Fit]) -> Explanation:
         """Return the explanation that the definition's gradient is multiplied by a constant.
 
         A suspect that comes nearer as it is than the definition does with a size of its own is at least as likely: a
@@ -369,15 +308,39 @@ class Search:
                     if self._is_one(fit.apart.size / size):
                         yield Fit(name, f"{line}, and the temperature is left out", fit.apart, size)
 
-    def _of_ranks(self) -> Explanation | None:
-        """Return the explanation that the parts of the ranks were not added up alike."""
-        if self.ranks.count == 1:
+    def _of_weights(self, tally: Tally) -> Explanation | None:
+        """Return the explanation that the right scores were given other weights; None where these are not known."""
+        step = Step(self.rows, self.options, self.definition)
+        scale = self.scale * self.ranks.count
+        parts = self.ranks.collect(lambda: read_rows(self.passes, step, self.pad, scale))
+        if any(part is None for part in parts):
             return None
-        factors, rest = self.ranks.factors(self.part, self.theirs)
-        if rest > self.near:
+        right = slopes_of(self.definition, step, tally, self.rows)
+        read = settle({name: own for part in parts for name, own in (part or {}).items()}, right)
+        every = merged(read, step)
+        apart, near = measure_apart(every, merged(right, step)), max(self.near, NEARBY)
+        if not norm(read) or apart.distance <= near:
             return None
-        name, line = name_factors(factors, tokens_of(self.rows, self.options), self._is_one)
-        return Explanation(name, f"Named: {name}: {line}.") if name else None
+        if self.ranks.count > 1:
+            factors = factors_of(read, right, [row.rank for row in step.rows], step)
+            left = {str(n): read[str(n)] - factors[row.rank] * right[str(n)] for n, row in enumerate(step.rows)}
+            name, line = name_factors(list(factors.values()), tokens_of(self.rows, self.options), self._is_one)
+            if name and norm(merged(left, step)) <= near * norm(every):
+                return Explanation(name, f"Named: {name}: {line}.")
+        tried = []
+        for suspect in self.others:
+            if suspect.when(self.rows, self.options):
+                other = merged(slopes_of(suspect.replace(self.definition), step, tally, self.rows), step)
+                if measure_apart(other, merged(right, step)).distance > near:
+                    tried.append(Fit(suspect.name, suspect.line, measure_apart(every, other)))
+        tried.sort(key=lambda fit: fit.apart.distance)
+        if explanation := _choose(tried, apart.distance, near) or _with_factor(tried, near):
+            return explanation
+        found = explain_weights(read, right, step, near)
+        if found is None:
+            return None
+        text = f"Named: {found.name}: {found.line}." if found.name else f"Read: {found.line}."
+        return Explanation(found.name or None, text, weights=found.weights)
 
     def _between_ranks(self) -> list[Suspect]:
         """Return suspects that there are with several processes alone."""
@@ -400,13 +363,6 @@ class Search:
         of_generation = share < 1 and by_tokens
         if ranks > 1:
             yield SUMMED, "", float(ranks)
-            if not of_generation or abs(share * ranks - 1) > ALIKE:  # by as much, with as many steps as ranks
-                yield DIVIDED, "", 1 / ranks
-            tokens = tokens_of(self.rows, self.options)
-            for rank, own in enumerate(tokens):
-                if by_tokens and own and share == 1 and not self._is_one(sum(tokens) / (ranks * own)):
-                    yield OF_ONE, f"rank {rank}'s, times {ranks}", sum(tokens) / (ranks * own)
-                    yield OF_ONE, f"rank {rank}'s", sum(tokens) / own
         if generations > 1 and by_tokens:  # each divided by its own, as trl 0.22 to 1.9 do
             yield "divided by the tokens of the generation", "each by its own", float(generations)
         if of_generation:
@@ -435,7 +391,12 @@ class Search:
         These are the first of each of CONTROLS, of each of MECHANISMS the first that shows, or else the last, and what
         is asked for of LEFT_OUT.
         """
-        planted = self._plant_scores(ours)
+        planted = {"opposite sign": measure_apart({name: -grad for name, grad in ours.items()}, ours)}
+        for suspect in self.scores:
+            if suspect.name in CONTROLS and suspect.name not in planted:
+                other = self._gradient_of(suspect)
+                if other is not None:
+                    planted[suspect.name] = measure_apart(other, ours)
         for name, without in LEFT_OUT.items():
             options = dataclasses.replace(self.options, **without)
             if any(getattr(self.options, own) for own in without) and self.definition.together == 1:
@@ -449,31 +410,19 @@ class Search:
                         break
         return planted
 
-    def _mechanisms(self) -> Iterator[tuple[str, list[Suspect]]]:
+    def _mechanisms(self) -> Iterator[tuple[str, Sequence[Suspect]]]:
         """Yield mistakes that may be planted, by what they are mistakes of."""
         rolled = {"advantages": lambda *given: self.definition.advantages(*given).roll(1)}
         yield OTHER_ROWS, [Suspect(OTHER_ROWS, "", rolled)]
-        yield MASKED, list(_named(self.suspects.others, *_ENDS_LEFT_OUT))
-        if self.options.max_completion_length != 1:  # else no completion is longer than another
-            yield DIVIDED_OTHERWISE, self._other_divisors()
+        yield MASKED, ENDS
+        if self.definition.name == GRPO.name and self.options.max_completion_length != 1:
+            # one that shows where completions differ in length, and not by a constant factor
+            kind = "dapo" if self.options.loss_type in ("grpo", "sapo") else "grpo"
+            yield DIVIDED_OTHERWISE, [each for each in WEIGHTS if each.line == kind]
         if self.ranks.count > 1:
             own = {"divisor": lambda sizes, options: sizes.rank_tokens}
             yield OWN_TOKENS, [Suspect(OWN_TOKENS, "", own, lambda rows, options: options.loss_type in BY_STEP)]
             yield BETWEEN, self._between_ranks()
-
-    def _other_divisors(self) -> list[Suspect]:
-        """Return mistakes that show where completions differ in length, and not by a constant factor."""
-        lines = {"dapo"} if self.options.loss_type in ("grpo", "sapo") else {"grpo"}
-        return [each for each in self.suspects.others if each.line in lines]
-
-    def _plant_scores(self, ours: Gradient) -> dict[str, Apart]:
-        planted = {"opposite sign": measure_apart({name: -grad for name, grad in ours.items()}, ours)}
-        for suspect in self.suspects.scores:
-            if suspect.name in CONTROLS and suspect.name not in planted:
-                other = self._gradient_of(suspect)
-                if other is not None:
-                    planted[suspect.name] = measure_apart(other, ours)
-        return planted
 
     def _gradient_of(self, suspect: Suspect) -> Gradient | None:
         if not suspect.when(self.rows, self.options):
@@ -484,20 +433,22 @@ class Search:
             return None  # the suspect's own computation is impossible here: no row is left, or memory is
         return gradient if all(bool(grad.isfinite().all()) for grad in gradient.values()) else None
 
-    def _choose(self, tried: Sequence[Fit], nothing: float) -> Explanation | None:
-        """Return what to say of those that fit, or None where none does."""
-        if not tried or tried[0].apart.distance > self.near or nothing - tried[0].apart.distance <= self.near:
-            return None
-        best = tried[0].apart.distance
-        return _say([fit for fit in tried if fit.apart.distance - best <= self.near], "gradient")
 
-    def _with_factor(self, tried: Sequence[Fit]) -> Explanation | None:
-        """Return the explanation that a suspect's gradient is multiplied by a constant."""
-        tried = sorted((fit for fit in tried if fit.apart.cosine > 0), key=lambda fit: _beside(fit.apart))
-        if not tried or _beside(tried[0].apart) > self.near:
-            return None
-        fits = [fit for fit in tried if _beside(fit.apart) - _beside(tried[0].apart) <= self.near]
-        return _say([dataclasses.replace(fit, factor=fit.apart.size) for fit in fits], "direction")
+def _choose(tried: Sequence[Fit], nothing: float, near: float) -> Explanation | None:
+    """Return what to say of those that fit, or None where none does; `nothing` is how far the definition lies."""
+    if not tried or tried[0].apart.distance > near or nothing - tried[0].apart.distance <= near:
+        return None
+    best = tried[0].apart.distance
+    return _say([fit for fit in tried if fit.apart.distance - best <= near], "gradient")
+
+
+def _with_factor(tried: Sequence[Fit], near: float) -> Explanation | None:
+    """Return the explanation that a suspect is multiplied by a constant."""
+    tried = sorted((fit for fit in tried if fit.apart.cosine > 0), key=lambda fit: _beside(fit.apart))
+    if not tried or _beside(tried[0].apart) > near:
+        return None
+    fits = [fit for fit in tried if _beside(fit.apart) - _beside(tried[0].apart) <= near]
+    return _say([dataclasses.replace(fit, factor=fit.apart.size) for fit in fits], "direction")
 
 
 def _say(fits: Sequence[Fit], same: str) -> Explanation:
@@ -512,11 +463,6 @@ def _say(fits: Sequence[Fit], same: str) -> Explanation:
         return Explanation(fits[0].name, said, line=fits[0].line)
     listed = "; ".join(map(str, fits))
     return Explanation(None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
-
-
-def _nearest(tried: Sequence[Fit]) -> dict[str, Apart]:
-    """Return the nearest fit of each name; they come in that order."""
-    return {fit.name: fit.apart for fit in reversed(tried)}
 
 
 def _beside(apart: Apart) -> float:

@@ -22,9 +22,7 @@ OWN_GRADIENTS = "gradients not averaged over the ranks"
 SAME_PROMPTS = "the same prompts on every rank"
 SAME_NUMBERS = "the same random numbers on every rank"
 LEFT_OUT = "a rank left out"
-OF_ONE = "one rank's token count taken for all"
 SUMMED = "summed over the ranks, and not averaged"
-DIVIDED = "divided by the number of ranks once too often"
 
 
 def gather(trainer: Any, evidence: Evidence) -> Evidence:
@@ -49,14 +47,14 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
     for name in dict.fromkeys(name for each in every for name, _ in each["wrong"]):
         lines = _of_some([[line for own, line in each["wrong"] if own == name] for each in every])
         wrong.append((name, "; ".join(lines)))
-    not_seen = _of_some([each["not_seen"] for each in every])
-    texts = _of_some([[each["texts"]] if each["texts"] else [] for each in every])
-    evidence = dataclasses.replace(evidence, texts=(texts or [""])[0], not_seen=not_seen)
-    return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperatures.pop())
+    texts, unknown = (_of_some([[each[name]] * bool(each[name]) for each in every]) for name in ("texts", "unknown"))
+    said: dict[str, Any] = {"texts": (texts or [""])[0], "unknown": "; ".join(unknown)}
+    temperature = temperatures.pop()
+    return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperature, **said)
 
 
 def _without_ranks(evidence: Evidence) -> dict[str, Any]:
-    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "not_seen")
+    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "unknown")
     return {name: getattr(evidence, name) for name in names}
 
 

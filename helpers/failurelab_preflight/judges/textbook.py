@@ -34,7 +34,7 @@ from failurelab.textbook.recorder import MIXED, pad_id
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
 from failurelab_preflight.answer import Finding, Location, Quantity
-from failurelab_preflight.judges.ledger import ONE_ORDER, find_maker, judge_ledger
+from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
 from failurelab_preflight.judges.replaced import Replaced, find_replaced
 from failurelab_preflight.judges.rows import prompt_ids, sample, tokenizer_of
@@ -50,7 +50,7 @@ SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
 _LEAST = 0.02  # that a weight near 0 is moved by, as an adapter's; others by their own size
 _NEAR, _FAR = 0.5, 5.0  # nats a token that the policy is moved: some ratios leave their bounds; a penalty is large
 _FEW, _ROWS = 64, 4096  # rows of the dataset whose prompts are measured; the second where those have one length
-_MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
+_MOST = 5e7  # parameters up to which the search for an explanation, some ten passes, is affordable on a CPU
 # The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
 _FAILURES = {
     "rows of the prompt": "F3b",
@@ -86,7 +86,7 @@ _WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train
 _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
 _LIBRARIES = ("trl", "transformers", "builtins")
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
-_LEFT_OVER = 1e-2  # of a gradient that solved weights explain, and of the largest weight
+_LEFT_OVER = 1e-2  # of the largest weight: what has no sign
 _OTHERWISE = (
     "The error is in what is overridden or patched: correct it there, and try it by --edit. "
     "failurelab.guards.StepGuard(trainer) checks it in the run."
@@ -176,7 +176,7 @@ class StepJudge(TrainerCallback):
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         if callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
-        self._recorder = textbook.recorder_of(self.trainer, self._wanted)
+        self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
         if self._maker[0] or self._recorder.scores_itself:
@@ -342,12 +342,7 @@ class StepJudge(TrainerCallback):
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
-        mixed = self._recorder.regrouped if MIXED in report.controls else ""
-        tried = mixed and f"the textbook with the groups as they stand gives this gradient: {report.controls[MIXED]}"
-        repair, undo = (ONE_ORDER, None) if mixed else (repair, undo)  # no edit takes out this alone
         said = f"{f'{report.named}: ' if report.named else ''}step {report.step}: {report.reason}{where}"
-        if mixed:
-            said += f" Here {mixed}."
         if not own and not self.replaced and report.named == _ACCUMULATION and aligned:
             said = f"{said.removesuffix('.')}; the release's own trainer does this"
             why = _CANCELS
@@ -369,7 +364,7 @@ class StepJudge(TrainerCallback):
                 "figures": _figures(report),
                 "place": self._place(own),
             }
-            yield Finding(failure, said, repair, undo=undo, tried=tried, **more)
+            yield Finding(failure, said, repair, undo=undo, **more)
         planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
         if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
@@ -446,7 +441,6 @@ class StepJudge(TrainerCallback):
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
         evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
-        self.training.notes.extend(line for line in last.not_shown if line.startswith("the rewards:"))
         of_each = [{line.partition(":")[0].partition(" (")[0] for line in report.not_shown} for report in reports]
         if hidden := sorted(set.intersection(*of_each)):
             evidence += f". This does not show: {', '.join(hidden)}"
@@ -535,25 +529,23 @@ def _reshaped(report: textbook.Comparison, own: Sequence["OwnMethod"]) -> str:
     that.
     """
     method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
-    if method is None or report.named or not report.solved or report.solved[0].rest > _LEFT_OVER:
+    if method is None:
         return ""
-    weights = report.solved[0].weights
-    if not all(each.rows for each in weights):
+    weights = report.weights
+    scale = max((abs(each.given) for each in weights), default=0.0)
+    if report.named or not scale or any(_turned(each.expected, each.given, _LEFT_OVER * scale) for each in weights):
         return ""
-    scale = max(abs(each.solved) for each in weights)
-    if not scale or any(_turned(each.expected, each.solved, _LEFT_OVER * scale) for each in weights):
-        return ""
-    most = max(weights, key=lambda weight: abs(weight.solved - weight.expected))
+    most = max(weights, key=lambda weight: abs(weight.given - weight.expected))
     return (
         f"{method.kind.__name__}.{method.name} gives rows other advantages than the trainer's ({most.name}: "
-        f"{most.expected:+.2f} -> {most.solved:+.2f}) and keeps their sign; with them the gradient is the "
+        f"{most.expected:+.2f} -> {most.given:+.2f}) and keeps their sign; with them the gradient is the "
         "textbook's. Is that meant?"
     )
 
 
-def _turned(expected: float, solved: float, least: float) -> bool:
+def _turned(expected: float, given: float, least: float) -> bool:
     """Return whether a weight has another sign than the right one, or one where there is none."""
-    return abs(solved) > least and (expected * solved < 0 or abs(expected) <= least)
+    return abs(given) > least and (expected * given < 0 or abs(expected) <= least)
 
 
 def _code(method: OwnMethod) -> types.CodeType:
