@@ -256,3 +256,9 @@ def test_a_copy_that_draws_and_never_gets_the_weights(rate, synchronizes, holds,
     ledger = keep(trainer(model, tokenizer, tmp_path, **options))
     assert told(ledger)[POLICY] is holds, str(ledger)
     assert told(ledger)[DRAWN] is True
+
+
+def test_a_picture_says_what_it_shows(model, tokenizer, tmp_path):
+    ledger = keep(trainer(changed(model, other_token), tokenizer, tmp_path))
+    shown = ledger._repr_html_()
+    assert 'role="img"' in shown and "in 0 of them" not in shown and 'title="foreign"' in shown

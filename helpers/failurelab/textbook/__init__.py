@@ -19,6 +19,7 @@ from failurelab.textbook.definition_rloo import RLOO
 from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
+from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
@@ -49,6 +50,7 @@ __all__ = [
     "is_neutral",
     "ledger",
     "no_textbook",
+    "recorder_of",
     "rows_of",
     "unlisted",
     "why_not_here",
