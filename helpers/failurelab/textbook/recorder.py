@@ -77,7 +77,6 @@ class Evidence:
         passes: of the loss, with the weights of their tokens; none where these cannot be read.
         unknown: why a gradient that is right for these rows is not held; "" if it is.
         believed: what was taken at its word, a line each.
-        within: gives a block in which the model takes a row by itself.
     """
 
     rows: list[Row]
@@ -93,7 +92,6 @@ class Evidence:
     passes: Sequence[Pass] = ()
     unknown: str = ""
     believed: Sequence[str] = ()
-    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclasses.dataclass

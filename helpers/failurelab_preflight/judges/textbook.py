@@ -454,6 +454,9 @@ class StepJudge(TrainerCallback):
         blind = [name for name in _CONTROLS if not first.sees(name)]
         if blind:
             return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
+        if own := _overridden(self.trainer):  # which may be what the author wants to change
+            names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
+            self.training.notes.append(f"{names}: overridden, and the gradient is the textbook's all the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
         return Finding.held("F21", evidence, "; ".join(planted), figures=_figures(last))
 
