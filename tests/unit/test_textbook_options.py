@@ -6,6 +6,7 @@ import trl
 from engine import Engine, colocate
 from steps import before, compare_steps, guarded_and_not, has, ones, planted, right, trainer
 
+pytestmark = pytest.mark.slow
 SYNCED = {"sync_ref_model": True, "ref_model_sync_steps": 2, "beta": 0.1, "learning_rate": 1e-2}
 MOVED = {"learning_rate": 1e-2, "max_steps": 3}
 LUSPO = {"loss_type": "luspo", "num_iterations": 3, "learning_rate": 5e-3, "beta": 0.1}

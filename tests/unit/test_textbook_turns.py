@@ -11,7 +11,10 @@ from steps import SUMS, before, compare, compare_steps, planted, trainer
 from failurelab.textbook import turns
 from failurelab.textbook.rows import Row
 
-pytestmark = pytest.mark.skipif(before("1.10"), reason="this release has no environment's mask")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(before("1.10"), reason="this release has no environment's mask"),
+]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "{% for call in message.get('tool_calls') or [] %}{{ call['function'] }}{% endfor %}<|im_end|>\n{% endfor %}"
