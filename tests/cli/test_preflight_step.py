@@ -76,6 +76,13 @@ if hasattr(GRPOTrainer, "_generate_and_score_completions"):
 else:
     Own.compute_loss = divided_loss
 """
+ABSOLUTE = """
+def absolute(self, *args, **kwargs):
+    return GRPOTrainer.compute_loss(self, *args, **kwargs).abs()
+
+Own.compute_loss = absolute
+"""
+UNCHANGED = ABSOLUTE.replace(".abs()", " * 1.0")
 MUTE = """
 class Mute(type(tokenizer)):
     def decode(self, ids, *args, **kwargs):
@@ -128,6 +135,7 @@ def of(failure, answers):
     [
         (REVERSED, "F21", "Named: opposite sign"),
         (DIVIDED, "F21", "Named: constant factor, times"),
+        (ABSOLUTE, "F21", "cosine"),  # it shows where a loss lies below zero alone
         (MUTE, "F14", "what your reward functions read is not what was drawn"),
     ],
 )
@@ -136,7 +144,7 @@ def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
     assert found.failure == failure and said in found.evidence
 
 
-@pytest.mark.parametrize("options", [PLAIN, LORA, MORE])
+@pytest.mark.parametrize("options", [PLAIN, LORA, MORE, UNCHANGED + PLAIN])
 def test_a_healthy_script_holds(options, run):
     result = run(options + GRPO)
     held = of("F21", result.held)

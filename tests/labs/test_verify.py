@@ -80,7 +80,7 @@ def changed_with(tree, file, change):
         ("helpers/failurelab/mismatch.py", "code", SOME[2:3]),
         ("helpers/failurelab/zero3.py", "code", SOME[1::2]),
         ("helpers/failurelab/handles.py", "code", [SOME[0], *SOME[1::2]]),
-        ("helpers/failurelab/textbook/solve.py", "code", []),
+        ("helpers/failurelab/textbook/weights.py", "code", []),
     ],
 )
 def test_a_change_of_what_decides_about_a_lab_is_noticed(tree, file, part, which):

@@ -47,12 +47,12 @@ MOVED_LATER = (
     "alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
     # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.part.
     "comparison._Comparer comparison.advantages_of_rounding definition.weighted_sum gradient.Step gradient._same "
-    "gradient.advantages gradient.reward_table gradient.row_weights solve._say_rows solve.solve "
-    "together.advantages_between "
-    # What an engine said of its tokens is kept on the CPU; ranks add up there.
-    "ranks.Ranks recorder._tensor "
+    "gradient.advantages gradient.reward_table gradient.row_weights "
+    "together.advantages_between weights._of_rows weights.read_rows "
+    # What an engine said of its tokens is kept on the CPU.
+    "engines.read_answers recorder._tensor turns.with_draws "
     # On the CPU for good: stand-ins of parameters, a made-up batch, toys and drawings.
-    "schedule._copy schedule.planned_rates toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
+    "toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
     "rounding.number_line sequences.shares sequences.walks "
     # Of a mistake that is planted: it is never computed with, has no model, or follows what it is added to.
     "gradients.GradientWatch plants.no_graph plants.summed_ratios"

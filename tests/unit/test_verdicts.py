@@ -98,6 +98,7 @@ RUNS = {
             "penalty": {"penalty_asked": True},
             "bounds": {"bounds_asked": True},
             "cut completions": {"cut_asked": True},
+            "a loss below zero": {"loss_overridden": True, "losses_negative": 1},
         }.items()
     },
     "F21 whatever its gradient is": ({"step_fault": ""}, {"step_fault": "the same prompts on every rank"}),

@@ -135,6 +135,7 @@ class Comparison:
         of_rows = [self.controls[name] for name in (*self.blind, *MECHANISMS) if name in self.controls]
         of_asked = [name for name in (NO_MASK, *LEFT_OUT) if name in self.controls]
         planted = {name: self.floor.figures(self.controls[name]) for name in of_asked}
+        planted |= {name: self.floor.figures(self.controls[name]) for name in ("opposite sign",) if name in self.controls}
         planted |= {"half the loss": self.floor.figures(Apart(1.0, 0.5, 1.0))} if of_rows else {}
         return planted | ({"advantages of other rows": self.floor.figures(of_rows[0])} if of_rows else {})
 
@@ -266,6 +267,7 @@ class _Comparer:
         asked = algorithm.options(trainer, evidence.temperature)
         self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
         self.rows, self.passes, self.believed = evidence.rows, evidence.passes, evidence.believed
+        self.losses = evidence.losses
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -381,6 +383,8 @@ class _Comparer:
             "penalty_asked": alone and bool(options.beta or options.kl_in_reward),
             "bounds_asked": alone and bounded and lasts > args.gradient_accumulation_steps,
             "cut_asked": alone and options.mask_truncated_completions,
+            "loss_overridden": self.losses is not None,
+            "losses_negative": sum(loss < 0 for loss in self.losses) if self.losses else None,
         }
 
     def _explain(

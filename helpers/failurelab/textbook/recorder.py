@@ -76,6 +76,7 @@ class Evidence:
         within: gives a block in which the model takes a row by itself.
         passes: of the loss, with the weights of their tokens; none where these cannot be read.
         unknown: why a gradient that is right for these rows is not held; "" if it is.
+        losses: of the micro-batches, where a class of the script's own makes them: the library's own ones, and its.
         believed: what was taken at its word, a line each.
     """
 
@@ -91,6 +92,7 @@ class Evidence:
     within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     passes: Sequence[Pass] = ()
     unknown: str = ""
+    losses: Sequence[float] | None = None
     believed: Sequence[str] = ()
 
 
@@ -138,6 +140,7 @@ class Recorder:
         self.engine: Any = None  # that steps by itself
         self._compares = next((name for name in _COMPARES if hasattr(trainer, name)), _SCORES)
         self._attached = contextlib.ExitStack()
+        self._overridden = False  # whether a class of the script's own makes the loss
         policy = trainer.accelerator.unwrap_model(trainer.model)
         self._reader = Reader(policy, self._micro_read, self._drawn_at, self._read_safely)
         self._forget()
@@ -165,6 +168,7 @@ class Recorder:
         self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
+        self._losses: list[float] = []
         self._problems: list[str] = []
         self._reader.passes = []
 
@@ -415,6 +419,7 @@ class Recorder:
         known = len(self._batches)
         result = method(*args, **kwargs)
         if self._listens and torch.is_grad_enabled():
+            self._note_loss(result)
             self._safely(self._record_micro, kwargs.get("inputs", args[1] if len(args) > 1 else None), known)
         return result
 
@@ -424,7 +429,8 @@ class Recorder:
         name = "_compute_loss" if hasattr(self.trainer, "_compute_loss") else "compute_loss"
         library = next(kind for kind in kinds if name in vars(kind) and kind.__module__.partition(".")[0] in _LIBRARIES)
         own = kinds[: kinds.index(library)]
-        if several() or not any(each in vars(kind) for kind in own for each in ("compute_loss", "_compute_loss")):
+        self._overridden = any(each in vars(kind) for kind in own for each in ("compute_loss", "_compute_loss"))
+        if not self._overridden:
             return contextlib.nullcontext()
         method = vars(library)[name]
 
@@ -432,11 +438,19 @@ class Recorder:
         def listened(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             loss = method(trainer, *args, **kwargs)
             if trainer is self.trainer and self._listens and isinstance(loss, torch.Tensor) and loss.requires_grad:
+                self._note_loss(loss)
+                if several():
+                    return loss
                 with contextlib.suppress(RuntimeError):  # reentrant checkpoints allow no pass for chosen tensors
                     self._keep_part(loss)
             return loss
 
         return mock.patch.object(library, name, listened)
+
+    def _note_loss(self, loss: Any) -> None:
+        loss = loss[0] if isinstance(loss, tuple) and loss else loss
+        if self._overridden and isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._losses.append(float(loss.detach()))
 
     def _keep_part(self, loss: torch.Tensor) -> None:
         """Add a loss's own gradient to the part, with the weight that the backward pass will give to that loss."""
@@ -699,7 +713,8 @@ class Recorder:
         random = [batch.random for batch in batches]
         given = problems, wrong, said, temperature, random, self.ranks
         part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held}
+        losses = self._losses if self._overridden else None
+        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held, "losses": losses}
         return Evidence(rows, gradient, *given, part, **more)
 
     def next_step(self) -> None:

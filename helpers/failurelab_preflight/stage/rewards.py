@@ -6,6 +6,7 @@ afterwards, in processes of their own (`failurelab_preflight.rewards.asking`).
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ def _stand_in(function: Any, training: Training, generations: int, number: int) 
     if isinstance(function, torch.nn.Module) or not callable(function):
         return function
 
+    calls = itertools.count()
+
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip((each.name for each in signature.parameters(function)), args)) | kwargs
         training.called.add(number)
@@ -52,7 +55,9 @@ def _stand_in(function: Any, training: Training, generations: int, number: int) 
         if training.flat:
             return [0.0] * len(given["completions"])
         rewards = substitute_rewards(len(given["completions"]), generations, number, own_number())
-        return _same_for_same(rewards, given, generations)
+        # Turned at every second call, so that losses lie on both sides of zero.
+        sign = -1 if next(calls) % 2 else 1
+        return [sign * reward for reward in _same_for_same(rewards, given, generations)]
 
     stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
     return stand_in
