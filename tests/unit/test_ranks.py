@@ -30,7 +30,7 @@ HEALTHY = {
 PLANTED = {
     "rank left out": together.LEFT_OUT,
     "summed": together.SUMMED,
-    "divided twice": "constant factor",
+    "divided twice": together.DIVIDED,
     "tokens of rank 0": "constant factor",
     "own tokens": "each rank divides by its own tokens",
     "same prompts": together.SAME_PROMPTS,

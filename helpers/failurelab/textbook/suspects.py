@@ -24,7 +24,7 @@ from failurelab.textbook.gradient import Gradient, OutOfMemory, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
 from failurelab.textbook.reading import Pass
 from failurelab.textbook.rows import Row, Scoring
-from failurelab.textbook.together import SUMMED, advantages_between, name_factors, tokens_of
+from failurelab.textbook.together import DIVIDED, SUMMED, advantages_between, name_factors, tokens_of
 from failurelab.textbook.weights import (
     FIRST,
     LAST,
@@ -363,6 +363,7 @@ class Search:
         of_generation = share < 1 and by_tokens
         if ranks > 1:
             yield SUMMED, "", float(ranks)
+            yield DIVIDED, "", 1 / ranks
         if generations > 1 and by_tokens:  # each divided by its own, as trl 0.22 to 1.9 do
             yield "divided by the tokens of the generation", "each by its own", float(generations)
         if of_generation:

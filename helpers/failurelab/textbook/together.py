@@ -23,6 +23,7 @@ SAME_PROMPTS = "the same prompts on every rank"
 SAME_NUMBERS = "the same random numbers on every rank"
 LEFT_OUT = "a rank left out"
 SUMMED = "summed over the ranks, and not averaged"
+DIVIDED = "divided by the number of ranks once too often"
 
 
 def gather(trainer: Any, evidence: Evidence) -> Evidence:
@@ -49,12 +50,14 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
         wrong.append((name, "; ".join(lines)))
     texts, unknown = (_of_some([[each[name]] * bool(each[name]) for each in every]) for name in ("texts", "unknown"))
     said: dict[str, Any] = {"texts": (texts or [""])[0], "unknown": "; ".join(unknown)}
+    if evidence.losses is not None:
+        said["losses"] = [loss for each in every for loss in each["losses"] or ()]
     temperature = temperatures.pop()
     return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperature, **said)
 
 
 def _without_ranks(evidence: Evidence) -> dict[str, Any]:
-    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "unknown")
+    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "unknown", "losses")
     return {name: getattr(evidence, name) for name in names}
 
 
