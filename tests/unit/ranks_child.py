@@ -297,7 +297,7 @@ def unlike(name):
     if name == "another release":
         importlib.metadata.version = lambda package: "0.0.1" if package == "trl" else version(package)
     if name == "no evidence":
-        recorder.Recorder._rewards = lambda *_: None
+        recorder.collect_rewards = lambda *_: contextlib.nullcontext()
 
 
 def run(name, guarded=True):

@@ -121,7 +121,8 @@ RAISES = [f"raises {phase}=" for phase in PHASES if phase not in ("before the me
 @pytest.fixture(scope="module")
 def launched(request, tmp_path_factory):
     """Launch what tests were asked for, three at a time: most of their time ranks wait for one that does not come."""
-    asked = [item.callspec.params["case"] for item in request.session.items if "launched" in item.fixturenames]
+    items = (item for item in request.session.items if item.path == request.path)
+    asked = [item.callspec.params["case"] for item in items if "launched" in item.fixturenames]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         yield {name: pool.submit(answers, tmp_path_factory.mktemp("launched"), name) for name in asked}
 

@@ -133,9 +133,8 @@ class Comparison:
     def planted(self) -> dict[str, dict[str, Value]]:
         """The figures of F21's controls; of mistakes that were planted in the textbook the one that shows least."""
         of_rows = [self.controls[name] for name in (*self.blind, *MECHANISMS) if name in self.controls]
-        of_asked = [name for name in (NO_MASK, *LEFT_OUT) if name in self.controls]
+        of_asked = [name for name in (NO_MASK, *LEFT_OUT, "opposite sign") if name in self.controls]
         planted = {name: self.floor.figures(self.controls[name]) for name in of_asked}
-        planted |= {name: self.floor.figures(self.controls[name]) for name in ("opposite sign",) if name in self.controls}
         planted |= {"half the loss": self.floor.figures(Apart(1.0, 0.5, 1.0))} if of_rows else {}
         return planted | ({"advantages of other rows": self.floor.figures(of_rows[0])} if of_rows else {})
 
