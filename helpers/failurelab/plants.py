@@ -279,6 +279,12 @@ def half_the_loss(gradient: Mapping[str, torch.Tensor], floor: Floor) -> Figures
     return floor.figures(measure_apart({name: grad / 2 for name, grad in gradient.items()}, gradient))
 
 
+@_plant("opposite sign")
+def opposite_sign(gradient: Mapping[str, torch.Tensor], floor: Floor) -> Figures:
+    """Turn a right gradient around, as the absolute value of a loss below zero does."""
+    return floor.figures(measure_apart({name: -grad for name, grad in gradient.items()}, gradient))
+
+
 @_plant("the loss scaled by the way that the batch is cut")
 def scaled_by_cut(gradient: Mapping[str, torch.Tensor], floor: Floor, factor: float) -> Figures:
     """Scale a right gradient by the way that its batch is cut."""

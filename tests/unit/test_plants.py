@@ -211,6 +211,7 @@ def asked(made):
 def step(plant):
     right = {"weight": torch.tensor([1.0, 2.0])}
     figures = Floor().figures(measure_apart(right, right)) | {"rewards_spread": 1.0, "step_size_cut": 1.0}
+    figures |= {"loss_overridden": True, "losses_negative": 1}
     return figures, plant(right)
 
 
@@ -287,6 +288,7 @@ CASES = {
     "text encoded again": encoded,
     "advantages of other rows": lambda _: step(lambda right: plants.other_rows(GRADIENTS, [1.0, -1.0, 0.5])),
     "half the loss": lambda _: step(lambda right: plants.half_the_loss(right, Floor())),
+    "opposite sign": lambda _: step(lambda right: plants.opposite_sign(right, Floor())),
     "the loss scaled by the way that the batch is cut": lambda _: step(
         lambda right: plants.scaled_by_cut(right, Floor(), 2.0)
     ),

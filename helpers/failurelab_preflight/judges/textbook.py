@@ -458,7 +458,7 @@ class StepJudge(TrainerCallback):
             names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
             self.training.notes.append(f"{names}: overridden, and the gradient is the textbook's all the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
-        return Finding.held("F21", evidence, "; ".join(planted), figures=_figures(last))
+        return Finding.held("F21", evidence, "; ".join(planted), figures=_figures(first))
 
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
