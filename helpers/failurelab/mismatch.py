@@ -273,13 +273,13 @@ def never_synced(options: Mapping[str, Any], trl: str) -> str:
 
 
 def compares_pairs(options: Mapping[str, Any]) -> bool:
-    """Whether a trainer's loss is DPO's, of pairs of completions, and no policy gradient.
+    """Whether a trainer uses DPO's loss on pairs of completions, and no policy gradient.
 
-    DPO's implicit reward is by its definition a log-ratio at temperature 1, whatever the pair was drawn at: Online DPO
-    draws at 0.9 by default, in every release of trl, and scores at 1, and nothing is wrong with that.
+    DPO's implicit reward is by its definition a log-ratio at temperature 1, whatever temperature the pair was
+    drawn at. Online DPO draws at 0.9 by default, in every release of trl, and scores at 1; that is right.
 
     Args:
-        options: of the trainer's config, by name, such as `vars(args)`.
+        options: the options of the trainer's config by name, such as `vars(args)`.
     """
     return options.get("loss_type") in ("sigmoid", "ipo")
 

@@ -52,7 +52,7 @@ def by_torchrun(words: list[str]) -> dict[str, Any]:
 
 
 def by_deepspeed(words: list[str]) -> dict[str, Any]:
-    """Return what `deepspeed` starts; without a number of GPUs, on the one that every machine has."""
+    """Return what `deepspeed` starts; if no number of GPUs is given, one GPU is assumed."""
     try:
         from deepspeed.launcher.runner import parse_args
     except ImportError:  # its engine is not needed here, so a line of it may be read without it

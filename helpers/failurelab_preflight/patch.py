@@ -37,7 +37,7 @@ def parse_patch(patch: str) -> dict[str, list[Hunk]]:
     """Return the hunks of each file that a unified diff names.
 
     Raises:
-        PatchError: it is none, or makes or removes a file.
+        PatchError: the text is no unified diff, or it makes or removes a file.
     """
     files: dict[str, list[Hunk]] = {}
     hunks: list[Hunk] = []  # of the file that was named last

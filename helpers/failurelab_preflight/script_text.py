@@ -119,7 +119,7 @@ class Text:
     def call(self, place: Place) -> ast.Call | None:
         """Return the call that stands at a place.
 
-        Of a method whose name stands in a later line than what it is called of, a frame names the place of the name.
+        If a method's name stands in a later line than its object, a frame gives the place of the name.
         """
         end = (place.end_line, place.end_column)
         for node in ast.walk(self.tree):

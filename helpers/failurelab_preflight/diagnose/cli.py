@@ -73,10 +73,10 @@ def ask(
 
 
 def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:
-    """Return the runs: each folder is one, or each folder in it that a run left; all single files together are one.
+    """Split the paths into runs. A folder is one run, or holds one run for each folder that a run left in it.
 
-    Single files beside one folder belong to it, and two checkpoints are one run. Several `trainer_state.json` are
-    several runs.
+    All single files together are one run; beside one folder they belong to it. Two checkpoints are one run, and several
+    `trainer_state.json` are several.
     """
     files = [path for path in paths if not path.is_dir()]
     states = [path for path in files if "trainer_state" in path.name]

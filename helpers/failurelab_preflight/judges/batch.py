@@ -43,12 +43,12 @@ class BatchStep:
     """One optimizer step at the size that the script asked for.
 
     Attributes:
-        generations: completions of each prompt.
-        completions: of all devices in a step.
+        generations: completions for each prompt.
+        completions: all of a step, over all devices.
         accumulated: batches whose gradients are added.
         unit: what per_device_train_batch_size counts.
-        per_round: completions of one round of generation; None where this trl does not cut groups.
-        rounds: whether its sampler draws whole rounds, and drops what does not fill one.
+        per_round: completions in one round of generation; None if this trl does not cut groups.
+        rounds: whether trl's sampler draws whole rounds only, and drops the rest.
     """
 
     generations: int

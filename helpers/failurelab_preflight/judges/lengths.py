@@ -53,7 +53,9 @@ def _prompts(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Fin
             part="max_prompt_length",
         )
     else:
-        yield Finding.held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
+        yield Finding.held(
+            "F11", evidence, f"with a limit of 1, the number would be {sum(length > 1 for length in lengths)}"
+        )
 
 
 def _completions(training: Training) -> Finding:
@@ -61,5 +63,5 @@ def _completions(training: Training) -> Finding:
     ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
     seen = f"; of the few here {sum(ratios) / len(ratios):.0%} did" if ratios and training.real else ""
     return Finding.not_checked(
-        "F11", f"how many of the real model's completions reach their limit, its log tells (clipped_ratio){seen}"
+        "F11", f"the real model's log tells how many of its completions reach their limit (clipped_ratio){seen}"
     )

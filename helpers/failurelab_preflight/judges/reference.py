@@ -108,7 +108,7 @@ def _held(evidence: str, model: Any, reference: Any) -> Finding:
         return Finding.not_checked(
             "F19", f"{evidence}; a policy whose weights were changed would look the same ({gap:.2g})"
         )
-    return Finding.held("F19", evidence, f"with one matrix of the policy changed they would be apart by {gap:.2g}")
+    return Finding.held("F19", evidence, f"if one matrix of the policy were changed, the two would differ by {gap:.2g}")
 
 
 def _bare(model: Any) -> Any:

@@ -77,7 +77,7 @@ def leave_first_rewards(training: Training) -> Iterator[Finding]:
     if isinstance(getattr(training.trainer, "reward_funcs", None), list) and prompted(training, 1):
         yield Finding.not_checked(
             "first rewards",
-            "whether these answers belong to these prompts, and whether the model gets any of them: let the untrained "
+            "not asked: do these answers belong to these prompts, and does the model get any right? Let the untrained "
             "model answer a few prompts, and read its completions beside their rewards",
         )
 

@@ -289,7 +289,7 @@ class StepJudge(TrainerCallback):
                 f"completions are drawn in step {min(self._drawn_in) + 1} alone, and all {steps} steps train on them, "
                 f"as if the policy of each had drawn them.{self._where}",
                 "a script may mean to use them again: num_iterations does, with the ratios that it takes",
-                "Draw in each step, and keep nothing from one to the next.",
+                "Draw new completions in each step, and keep none of them for the next.",
                 part="rollouts",
             )
         reason = textbook.no_textbook(self.trainer)

@@ -81,7 +81,7 @@ def judge_template(training: Training) -> Iterator[Finding]:
             "F12",
             f"{evidence}; they ask or tell, and what ends a turn of the template, {_names(tokenizer, {turn})}, ends "
             "this model's texts: it is a chat model",
-            "whether it answers plain text too, only the real model tells (--real-model)",
+            "only the real model can show whether it answers plain text too (--real-model)",
             repair,
         )
     else:
@@ -105,7 +105,7 @@ def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Finding:
     if shut < len(prompts):
         return Finding.held(
             "F12",
-            f"{evidence}, and {len(prompts) - shut} of {len(prompts)} go on after the user's turn",
+            f"{evidence}, and {len(prompts) - shut} of {len(prompts)} have text behind the user's turn",
             f"without {opening!r} at the end all {len(prompts)} would end with {closed!r}",
         )
     return Finding(
@@ -248,7 +248,7 @@ def _turns(training: Training, tokenizer: Any) -> Finding:
     if (not template or turn is None) and config and config <= known:
         evidence = f"{ends}, as the model's generation config says; the prompts are without a chat template"
         return Finding.held(
-            "F13", evidence, "with another end token in the tokenizer, the model's own would be missing"
+            "F13", evidence, "if the tokenizer had another end token, the model's own would be missing from the list"
         )
     if not template or turn is None:
         return Finding.not_applicable("F13", f"{ends}; the prompts are without a chat template")

@@ -14,19 +14,19 @@ _WORTH = ("right", "wrong", "other", "none")
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """What a table shows of one function, or, without one, of the sum of all.
+    """What a table shows about one reward function, or about the sum of all.
 
     Attributes:
         about: the function's key, `reward_funcs[1] length_reward`; empty for the sum.
         failure: its id in the registry.
         verdict: FOUND, SUSPECTED, HELD or NOT CHECKED.
-        evidence: what was seen, with its figures; why, where it could not be checked.
+        evidence: what was seen, with its figures; if it could not be checked, why.
         repair: what to change, in one sentence.
-        tried: what the function gave with that undone; empty where that was not tried.
-        control: of HELD, what the same look says of a planted failure; of SUSPECTED, why that is no proof.
-        ends: whether it ends the run in an error.
-        fault: which of several faults of one failure it is, such as `sign`; empty where there is one.
-        fix: what undoes it: a kind and its values, such as `("rename", old, new)`; empty where no edit does.
+        tried: what the function gave with the fault undone; empty if that was not tried.
+        control: for HELD, what the same check says about a planted failure; for SUSPECTED, why this is no proof.
+        ends: whether the failure ends the run with an error.
+        fault: which fault it is, such as `sign`, if the failure has several; else empty.
+        fix: the edit that undoes it: a kind and its values, such as `("rename", old, new)`; empty if no edit does.
     """
 
     about: str
