@@ -6,6 +6,8 @@ the environment they are raised where they happen: tests of this package, and of
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 OWN_ERRORS = "FAILURELAB_OWN_ERRORS"
 
@@ -13,6 +15,17 @@ OWN_ERRORS = "FAILURELAB_OWN_ERRORS"
 def raises_own(error: BaseException) -> bool:
     """Whether an error of this package's own is to be raised; one that says the next step is an answer, and is not."""
     return os.environ.get(OWN_ERRORS) == "raise" and "Next: " not in str(error)
+
+
+def attempt(work: Callable[..., None], *args: Any) -> str:
+    """Do work of this package's own beside a run; return what it raised, such as `rows: KeyError: 'ids'`, or ""."""
+    try:
+        work(*args)
+    except Exception as error:
+        if raises_own(error):
+            raise
+        return f"{work.__name__.strip('_')}: {type(error).__name__}: {error}"
+    return ""
 
 
 class FailureLabError(Exception):

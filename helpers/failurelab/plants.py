@@ -273,22 +273,16 @@ def other_rows(gradients_of_rows: Sequence[Mapping[str, torch.Tensor]], advantag
     return Floor().figures(measure_apart(_summed(gradients_of_rows, rolled), _summed(gradients_of_rows, advantages)))
 
 
-@_plant("half the loss")
-def half_the_loss(gradient: Mapping[str, torch.Tensor], floor: Floor) -> Figures:
-    """Take half of a right gradient."""
-    return floor.figures(measure_apart({name: grad / 2 for name, grad in gradient.items()}, gradient))
-
-
-@_plant("opposite sign")
-def opposite_sign(gradient: Mapping[str, torch.Tensor], floor: Floor) -> Figures:
-    """Turn a right gradient around, as the absolute value of a loss below zero does."""
-    return floor.figures(measure_apart({name: -grad for name, grad in gradient.items()}, gradient))
-
-
 @_plant("the loss scaled by the way that the batch is cut")
-def scaled_by_cut(gradient: Mapping[str, torch.Tensor], floor: Floor, factor: float) -> Figures:
-    """Scale a right gradient by the way that its batch is cut."""
+def scaled(gradient: Mapping[str, torch.Tensor], floor: Floor, factor: float) -> Figures:
+    """Scale a right gradient."""
     return floor.figures(measure_apart({name: grad * factor for name, grad in gradient.items()}, gradient))
+
+
+PLANTS |= {
+    "half the loss": functools.partial(scaled, factor=0.5),
+    "opposite sign": functools.partial(scaled, factor=-1),
+}
 
 
 def in_textbook(mistake: str, search: suspects.Search, right: Mapping[str, torch.Tensor]) -> Figures:

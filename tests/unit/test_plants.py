@@ -287,10 +287,12 @@ CASES = {
     "the sum of all log-ratios": weighed,
     "text encoded again": encoded,
     "advantages of other rows": lambda _: step(lambda right: plants.other_rows(GRADIENTS, [1.0, -1.0, 0.5])),
-    "half the loss": lambda _: step(lambda right: plants.half_the_loss(right, Floor())),
-    "opposite sign": lambda _: step(lambda right: plants.opposite_sign(right, Floor())),
+    **{
+        name: lambda _, name=name: step(lambda right: plants.PLANTS[name](right, Floor()))
+        for name in ("half the loss", "opposite sign")
+    },
     "the loss scaled by the way that the batch is cut": lambda _: step(
-        lambda right: plants.scaled_by_cut(right, Floor(), 2.0)
+        lambda right: plants.scaled(right, Floor(), 2.0)
     ),
     **{name: of_textbook(name) for name in (suspects.NO_MASK, *suspects.LEFT_OUT)},
     "one completion more": lambda _: (grouped(), plants.one_more("aabb", 2)),

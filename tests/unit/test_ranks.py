@@ -120,22 +120,18 @@ RAISES = [f"raises {phase}=" for phase in PHASES if phase not in ("before the me
 
 @pytest.fixture(scope="module")
 def launched(request, tmp_path_factory):
-    """Launch what tests were asked for, three at a time: most of their time ranks wait for one that does not come."""
-    items = (item for item in request.session.items if item.path == request.path)
-    asked = [item.callspec.params["case"] for item in items if "launched" in item.fixturenames]
+    """Launch what tests were asked for, three at a time: ranks mostly wait for another."""
+    items = (item for item in request.session.items if item.path == request.path and "launched" in item.fixturenames)
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        yield {name: pool.submit(answers, tmp_path_factory.mktemp("launched"), name) for name in asked}
-
-
-def answers_of(launched, name):
-    skip_without_compiler(name)
-    return launched[name].result()
+        names = [item.callspec.params["case"] for item in items]
+        begun = {name: pool.submit(answers, tmp_path_factory.mktemp("launched"), name) for name in names}
+        yield lambda name: begun[name].result()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DIES)
 def test_a_rank_that_dies_is_named_and_the_other_ends_as_without_the_guard(case, launched):
-    first, second = answers_of(launched, case)
+    first, second = launched(case)
     told = " ".join(first[0]["told"])
     assert "could not check" in told and "rank 1" in told, first
     assert not second
@@ -145,7 +141,7 @@ def test_a_rank_that_dies_is_named_and_the_other_ends_as_without_the_guard(case,
 @pytest.mark.parametrize("case", HANGS)
 def test_a_rank_that_hangs_is_told_and_both_go_on_at_the_weights_of_a_run_without(case, launched):
     """It is waited for in the store, twice, and in a call of all processes."""
-    for own in answers_of(launched, case):
+    for own in launched(case):
         assert own and not own[0]["ended in"] and own[0]["weights"] == own[0]["plain"], own
         told = " ".join(own[0]["told"])
         assert "could not check" in told and ("rank 1" in told or own[0]["rank"]), own  # each says it, for itself
@@ -154,7 +150,7 @@ def test_a_rank_that_hangs_is_told_and_both_go_on_at_the_weights_of_a_run_withou
 @pytest.mark.slow
 @pytest.mark.parametrize("case", RAISES)
 def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(case, launched):
-    for own in answers_of(launched, case):
+    for own in launched(case):
         assert own[0]["weights"] == own[0]["plain"], own
         assert "of this rank alone" in " ".join(own[0]["told"]) or own[0]["rank"], own
 
@@ -163,7 +159,7 @@ def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(case, l
 @pytest.mark.parametrize("case", [f"{name}=" for name in UNLIKE])
 def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(case, launched):
     """It has no guard, another script, another release, or no evidence."""
-    first, second = answers_of(launched, case)
+    first, second = launched(case)
     told = {
         "a guard on rank 0 alone=": "rank 1 did not come",
         "another script=": "the script is",

@@ -697,6 +697,13 @@ def test_a_term_that_a_script_adds_to_the_loss_is_asked_about(make):
         assert compare(make(kind=wrong, **FEW)).verdict == "FOUND"
 
 
+def test_losses_below_zero_are_the_library_s_own(make):
+    """A constant that is taken away puts none below."""
+    rewards = [lambda completions, **_: [-len(text) for text in completions]]
+    plain, shifted = (compare(make(kind=adding(lambda _, c=c: c), rewards=rewards)).figures for c in (0.0, -100.0))
+    assert shifted["losses_negative"] == plain["losses_negative"] < 2  # of two micro-batches
+
+
 halve = None if before("1.10") else planted(loss=lambda loss: loss / 2)
 MISTAKES = [
     (planted(loss=lambda loss: loss / 1e4), {}, "constant factor", "0"),

@@ -31,7 +31,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from failurelab import rollouts
 from failurelab._unwrap import unwrap
-from failurelab.errors import raises_own
+from failurelab.errors import attempt
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, wrap_method
 from failurelab.textbook.algorithms import ALGORITHMS, group_size
@@ -160,13 +160,9 @@ class Ledger(TrainerCallback):
         return int(self.trainer.state.global_step)
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work of our own: an error in it ends no run, and what it concerns is not known."""
-        try:
-            work(*args)
-        except Exception as error:
-            if raises_own(error):
-                raise
-            self.problems.append(f"{work.__name__.strip('_')}: {type(error).__name__}: {error}")
+        """Do work of our own: after an error in it, what it concerns is not known."""
+        if problem := attempt(work, *args):
+            self.problems.append(problem)
 
     # draws
 

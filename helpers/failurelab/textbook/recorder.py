@@ -28,7 +28,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from failurelab.errors import raises_own
+from failurelab.errors import attempt, raises_own
 from failurelab.handles import is_unseen, wrap_method
 from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
@@ -76,7 +76,7 @@ class Evidence:
         within: gives a block in which the model takes a row by itself.
         passes: of the loss, with the weights of their tokens; none where these cannot be read.
         unknown: why a gradient that is right for these rows is not held; "" if it is.
-        losses: of the micro-batches, where a class of the script's own makes them: the library's own ones, and its.
+        losses: of micro-batches, where the script changes them: the library's, or its own if there is none.
         believed: what was taken at its word, a line each.
     """
 
@@ -168,18 +168,14 @@ class Recorder:
         self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
-        self._losses: list[float] = []
+        self._losses: dict[str, list[float]] = {"library": [], "own": []}
         self._problems: list[str] = []
         self._reader.passes = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work of our own: an error in it must not end the run, and the step is not judged."""
-        try:
-            work(*args)
-        except Exception as error:
-            if raises_own(error):
-                raise
-            self._problems.append(f"{work.__name__.strip('_')}: {type(error).__name__}: {error}")
+        """Do work of our own: after an error in it the step is not judged."""
+        if problem := attempt(work, *args):
+            self._problems.append(problem)
 
     def attach(self) -> None:
         """Begin to listen."""
@@ -253,12 +249,8 @@ class Recorder:
         return known or float(self.algorithm.options(self.trainer).temperature)
 
     def _read_safely(self, work: Callable[..., None], *args: Any) -> None:
-        """Read weights; what cannot be read leaves a wrong gradient without a name, and the step is judged."""
-        try:
-            work(*args)
-        except Exception as error:
-            if raises_own(error):
-                raise
+        """Read weights; without them a wrong gradient has no name."""
+        if attempt(work, *args):
             self._reader.passes = []
 
     @property
@@ -419,7 +411,7 @@ class Recorder:
         known = len(self._batches)
         result = method(*args, **kwargs)
         if self._listens and torch.is_grad_enabled():
-            self._note_loss(result)
+            self._note_loss("own", result)
             self._safely(self._record_micro, kwargs.get("inputs", args[1] if len(args) > 1 else None), known)
         return result
 
@@ -438,7 +430,7 @@ class Recorder:
         def listened(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             loss = method(trainer, *args, **kwargs)
             if trainer is self.trainer and self._listens and isinstance(loss, torch.Tensor) and loss.requires_grad:
-                self._note_loss(loss)
+                self._note_loss("library", loss)
                 if several():
                     return loss
                 with contextlib.suppress(RuntimeError):  # reentrant checkpoints allow no pass for chosen tensors
@@ -447,10 +439,9 @@ class Recorder:
 
         return mock.patch.object(library, name, listened)
 
-    def _note_loss(self, loss: Any) -> None:
-        loss = loss[0] if isinstance(loss, tuple) and loss else loss
+    def _note_loss(self, of: str, loss: Any) -> None:
         if self._overridden and isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self._losses.append(float(loss.detach()))
+            self._losses[of].append(float(loss.detach()))
 
     def _keep_part(self, loss: torch.Tensor) -> None:
         """Add a loss's own gradient to the part, with the weight that the backward pass will give to that loss."""
@@ -713,7 +704,7 @@ class Recorder:
         random = [batch.random for batch in batches]
         given = problems, wrong, said, temperature, random, self.ranks
         part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        losses = self._losses if self._overridden else None
+        losses = self._losses["library"] or self._losses["own"] if self._overridden else None
         more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held, "losses": losses}
         return Evidence(rows, gradient, *given, part, **more)
 
