@@ -14,9 +14,11 @@ import sys
 from unittest import mock
 
 import pytest
+from tests import kept
 
 from failurelab.errors import OWN_ERRORS
 from failurelab_course import eras
+from failurelab_preflight import session
 
 # A shell without a terminal starts `make test &` with SIGINT ignored, and every process below it inherits that: a test
 # that sends Ctrl-C to a command would wait for nothing. With a handler here, a child's begins as by default.
@@ -25,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A guard's or preflight's own error ends a test, here and in every process below, and is no "could not check".
 os.environ[OWN_ERRORS] = "raise"
+os.environ["HF_HUB_OFFLINE"] = "1"  # tests have no network
+kept.USUAL |= os.environ
+kept.DIFFER |= {*session._SILENT, *session._OF_A_LAUNCH}
 
 # While tests are collected, what they import is: large libraries leave little garbage, and to look through what they
 # make takes a quarter of the time.
@@ -83,6 +88,21 @@ def pytest_collection_finish():
     """Let the collector begin, without what was imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def kept_processes(request):
+    """What preflight starts in a stack is forked from what is kept for it, but for tests that have `own_processes`."""
+    if "own_processes" in request.fixturenames:
+        yield
+        return
+    with mock.patch.object(session, "subprocess", kept):
+        yield
+
+
+@pytest.fixture
+def own_processes():
+    """For tests of what is left behind by processes, or of what they are started with."""
 
 
 @pytest.fixture
