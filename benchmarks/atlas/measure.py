@@ -431,12 +431,12 @@ def judge(answer: Answer, failures: list[str], refused: str = "", spared: str = 
     if refused and re.search(refused, answer.error):
         return {"state": NOT_THERE, "said": f"refused: {answer.error}"}
     concerned = [finding for finding in answer.findings if finding.failure in failures]
-    if accused := [finding for finding in concerned if finding.accuses]:
+    if accused := [finding for finding in concerned if finding.accuses or finding.verdict is Verdict.NOTED]:
         first = accused[0]
         # Preflight stops before a backward pass that it knows to end in an error, and says so.
         ends = first.ends or 'ends in "element 0' in first.evidence
         state = LOUD if ends or (first.failure == "F22" and answer.error) else SILENT
-        sure = {} if first.verdict in (Verdict.FOUND, Verdict.NAMED) else {"read": True}
+        sure = {} if first.verdict is not Verdict.SUSPECTED else {"read": True}
         return {"state": state, "failure": first.failure, "said": first.evidence, **sure}
     if held := [finding for finding in concerned if finding.verdict is Verdict.HELD]:
         return {"state": NONE, "said": held[0].evidence}

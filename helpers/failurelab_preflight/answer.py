@@ -1,10 +1,10 @@
 """What preflight answers with: findings, each with a verdict and a key that stays, and the answer that they make up.
 
 A judge says what it has measured as a `Finding`: measured and bad (FOUND), read and bad (SUSPECTED), looked for and not
-there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). What accuses
-nobody is a line of `Training.notes`. Preflight then
-runs the script again with the repair of what was FOUND: it is NAMED when it comes again without the repair and its
-judge says HELD with it, and SUSPECTED with a reason otherwise (`trials`).
+there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). What is there,
+and is forgiven by Adam or by time, is NOTED. Preflight then runs the script again with the repair of what was FOUND: it
+is NAMED when it comes again without the repair and its judge says HELD with it, and SUSPECTED with a reason otherwise
+(`trials`).
 
 The same objects cross from the script's process to the command, to the screen, and to `--json`: `to_json` and
 `from_json` are the only ones. Two answers speak of the same thing if their keys are equal; no sentence is compared.
@@ -37,6 +37,7 @@ class Verdict(str, enum.Enum):
 
     FOUND = "FOUND"  # measured in one run, and its repair not tried yet
     NAMED = "NAMED"
+    NOTED = "NOTED"
     SUSPECTED = "SUSPECTED"
     HELD = "HELD"
     NOT_CHECKED = "NOT CHECKED"
@@ -77,6 +78,7 @@ class Location:
         return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
 
+SCRIPT, RELEASE, CUT = "the script", "this release", "what was cut"  # the origins of a finding
 COMMAND_LINE = "command line"
 KNOWN = ".known"  # beside a run's report: what its judges have said so far
 
@@ -142,6 +144,8 @@ class Differences:
 class Finding:
     """What one judge says of one failure.
 
+    What a release does to everybody, and only slows a run, is NOTED, whichever judge measured it.
+
     Attributes:
         failure: its id in the registry.
         evidence: what was measured or read, with its figure and the scale that makes it large. Where a failure is
@@ -160,12 +164,11 @@ class Finding:
             that would not have seen the failure is blind, and says NOT CHECKED.
         figures: the numbers of `evidence`.
         place: the line that its repair changes; None where there is none.
-        cut: what of the script's work was cut away that this failure needs.
         changes: what runs with its repairs do otherwise, one for each repair of `undo`.
         diff: its repair as a diff of the script, on top of the repairs of the rounds before.
         round: in which it was named, from 1.
-        own: whether the script's own code changes what has it, so that no other release of a library need heal it.
-        mild: whether what is learned hardly changes by it: it is a constant size that Adam cancels.
+        origin: what makes it, where that is known: SCRIPT, RELEASE or CUT.
+        mild: whether what is learned hardly changes by it: it is a constant size that Adam cancels, or a run recovers.
     """
 
     failure: str
@@ -181,12 +184,20 @@ class Finding:
     control: str = ""
     figures: tuple[Quantity, ...] = ()
     place: Location | None = None
-    cut: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     diff: str = ""
     round: int = 0
-    own: bool = False
+    origin: str = ""
     mild: bool = False
+
+    def __post_init__(self) -> None:
+        if self.accuses and self.origin == RELEASE and self.harm == "slows":
+            object.__setattr__(self, "verdict", Verdict.NOTED)
+
+    @classmethod
+    def noted(cls, failure: str, evidence: str, repair: str = "", **more: Any) -> "Finding":
+        """Return a failure that is there, and leaves what is learned as it is."""
+        return cls(failure, evidence, repair, verdict=Verdict.NOTED, **more)
 
     @classmethod
     def suspected(cls, failure: str, evidence: str, why: str, repair: str = "", **more: Any) -> "Finding":
@@ -232,12 +243,6 @@ class Finding:
         return _HARM.get(self.failure, "slows" if self.mild else "")
 
     @property
-    def origin(self) -> str:
-        """What makes it, where that is known: the script, this release, or what was cut; else empty."""
-        made = {"the script": self.own, "this release": self.failure == "release", "what was cut": bool(self.cut)}
-        return next((name for name, is_so in made.items() if is_so), "")
-
-    @property
     def notebook(self) -> str:
         """The notebook that tells why; empty where the registry has none."""
         return next((known.notebook or "" for known in failures.all() if known.id == self.failure), "")
@@ -254,7 +259,7 @@ class Finding:
         if not texts:
             place = self.place and dataclasses.replace(self.place, file=pathlib.PurePath(self.place.file).name)
             blank: dict[str, Any] = dict.fromkeys(_TEXTS, "")
-            told = dataclasses.replace(self, place=place, changes=(), cut=(), **blank)
+            told = dataclasses.replace(self, place=place, changes=(), **blank)
             return {name: value for name, value in told.to_json().items() if name not in _TEXTS}
         always = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "undo"}
@@ -262,7 +267,6 @@ class Finding:
         kept |= {"figures": [dataclasses.asdict(figure) for figure in self.figures]} if self.figures else {}
         kept |= {"place": dataclasses.asdict(self.place)} if self.place else {}
         kept |= {"changes": [dataclasses.asdict(change) for change in self.changes]} if self.changes else {}
-        kept |= {"cut": list(self.cut)} if self.cut else {}
         kept |= {"verdict": self.verdict.value}
         return {"key": self.key} | kept | ({"notebook": self.notebook or None} if self.accuses else {})
 
@@ -279,7 +283,6 @@ class Finding:
         values["figures"] = tuple(Quantity(**figure) for figure in values.get("figures", ()))
         values["place"] = Location(**values["place"]) if values.get("place") else None
         values["changes"] = tuple(Change(**change) for change in values.get("changes", ()))
-        values["cut"] = tuple(values.get("cut", ()))
         return cls(**values)
 
 
@@ -300,6 +303,7 @@ _HARM = {"F3a": "memory", "F10": "learns nothing", "F23": "learns nothing", "F22
 # The lists of the answer as JSON, and what is said in each.
 _LISTS = {
     "findings": (Verdict.NAMED, Verdict.FOUND),
+    "noted": (Verdict.NOTED,),
     "suspected": (Verdict.SUSPECTED,),
     "held": (Verdict.HELD,),
     "not_applicable": (Verdict.NOT_APPLICABLE,),
@@ -354,6 +358,7 @@ class Answer:
     # Those with one verdict: what was measured in a run and not tried yet, what was repaired in turn, and so on.
     found = property(lambda self: self.of(Verdict.FOUND))
     named = property(lambda self: self.of(Verdict.NAMED))
+    noted = property(lambda self: self.of(Verdict.NOTED))
     suspected = property(lambda self: self.of(Verdict.SUSPECTED))
     held = property(lambda self: self.of(Verdict.HELD))
     not_checked = property(lambda self: self.of(Verdict.NOT_CHECKED))
@@ -388,7 +393,8 @@ class Answer:
         """4 if an edit was not tried, 1 if something is named or suspected, 3 if the script was not asked, else 0."""
         if self.compared and self.compared.error:
             return 4
-        return 1 if self.accusations else 3 if self.error else 0
+        ended = self.error or any(finding.ends for finding in self.not_checked)
+        return 1 if self.accusations else 3 if ended else 0
 
     def settle(self, findings: Iterable[Finding]) -> None:
         """Take the findings of all runs: the worst first, without what a worse one overrules, and each failure once."""
@@ -402,7 +408,7 @@ class Answer:
         ]
         self.findings += sorted(doubts, key=lambda finding: (not finding.ends, rank(finding.failure)))
         listed = {finding.failure for finding in self.findings}
-        for verdict in (Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE):
+        for verdict in (Verdict.NOTED, Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE):
             # what could not be checked of one part is told beside what was found of another
             left = [
                 finding
@@ -477,7 +483,7 @@ class Answer:
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "release", "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F16", "F21", "F14",
+    "release", "given", "cut", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F16", "F21", "F14",
     "F12", "F13", "F10", "F9", "F11", "callback", "first rewards",
     "F19", "F15", "F20",
 )  # fmt: skip
@@ -485,7 +491,8 @@ ORDER = (
 
 # Of one failure several things may be said, of its parts.
 _WORST = [
-    Verdict.NAMED, Verdict.FOUND, Verdict.SUSPECTED, Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE,
+    Verdict.NAMED, Verdict.FOUND, Verdict.SUSPECTED, Verdict.NOTED, Verdict.NOT_CHECKED, Verdict.HELD,
+    Verdict.NOT_APPLICABLE,
 ]  # fmt: skip
 
 

@@ -254,6 +254,7 @@ def ask(
         "real_model": real_model,
         "world_size": world_size or started.world_size,
         "zero_stage": started.zero_stage,
+        "zero_config": started.zero_config,
         "left_out": started.left_out,
         "visible": (os.environ | dict(started.environment)).get("CUDA_VISIBLE_DEVICES", ""),
         "preload": preload,

@@ -105,22 +105,24 @@ def write_two_files(newline):
         path.write_bytes(text.replace("\n", newline).encode())
 
 
-def test_two_failures_behind_each_other_in_two_files(folder):
-    """F2 ends the run, and F15 is there too: named in turn. The patch of both files heals; CRLF and a BOM stay."""
+def test_a_failure_in_two_files_and_what_its_release_does(folder):
+    """F2 ends the run; F15, which the release does to everybody, is noted. The patch heals; CRLF and a BOM stay."""
     write_two_files("\r\n")
     before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
     words = ["--python", str(eras.find("trl-0.15").python), "--json", "answer.json", "--all", "--diff", "fix.diff"]
     words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
     assert cli.main(words) == 1
     told = json.loads(pathlib.Path("answer.json").read_text())
-    assert failures_of(told["findings"]) == ["F2", "F15"] and not told["suspected"]
+    assert failures_of(told["findings"]) == ["F2"] and not told["suspected"]
+    assert failures_of(told["noted"]) == ["F3a", "F15"]
     assert all(finding["tried"] and finding["diff"] for finding in told["findings"])
     assert {name: pathlib.Path(name).read_bytes() for name in TWO_FILES} == before
     assert cli.main(words) == 2  # fix.diff is there
     subprocess.run(["git", "apply", "fix.diff"], check=True)
     for name in TWO_FILES:
         contents = pathlib.Path(name).read_bytes()
-        assert contents != before[name] and contents.count(b"\n") == contents.count(b"\r\n")
+        assert contents.count(b"\n") == contents.count(b"\r\n")
+    assert pathlib.Path("train.py").read_bytes() != before["train.py"]
     assert pathlib.Path("train.py").read_bytes().startswith(b"\xef\xbb\xbf")
     words[words.index("fix.diff")] = "again.diff"
     assert cli.main(words) == 0
@@ -353,7 +355,17 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         )
         assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
-        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "failures", "figures", "in_force"}
+        lists = {
+            "findings",
+            "noted",
+            "suspected",
+            "held",
+            "not_applicable",
+            "not_checked",
+            "failures",
+            "figures",
+            "in_force",
+        }
         run = {"schema", "failurelab", "seed", "measured", "compared", "error", "script_sha256"}
         assert set(told) == lists | run | {"versions"} and told["error"] is True
 

@@ -26,6 +26,8 @@ from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line, launcher_options, notebook, run, script_text
 from failurelab_preflight.answer import (
+    RELEASE,
+    SCRIPT,
     Answer,
     Change,
     Changed,
@@ -1126,7 +1128,7 @@ def test_the_answer_in_each_form():
     assert statuses == [1, 3, 0]
 
 
-@pytest.mark.parametrize("findings", [[], [Finding("F2", "e", "r", verdict=Verdict.NAMED, ends=True, own=True)]])
+@pytest.mark.parametrize("findings", [[], [Finding("F2", "e", "r", verdict=Verdict.NAMED, ends=True, origin=SCRIPT)]])
 @pytest.mark.parametrize("error", ["", "train.py ended"])
 def test_an_answer_begins_with_its_sentence(findings, error):
     """It stood behind the table, what was not checked and what held: ninety lines of a clean answer."""
@@ -1138,11 +1140,59 @@ def test_an_answer_begins_with_its_sentence(findings, error):
     assert ("the worst: F2 (blocks, the script)" in first) is bool(findings)
 
 
+@pytest.mark.parametrize(
+    ("findings", "begins"),
+    [
+        ([Finding.suspected("F9", "e", "w")], "ended early"),  # a suspicion stood first, and the error was "too"
+        ([Finding("F2", "e", verdict=Verdict.NAMED, ends=True)], "1 named (F2); the worst: F2 (blocks)"),
+        ([Finding.not_checked("cut", "w", ends=True)], "could not be judged"),
+        ([Finding.noted("F15", "e", mild=True), Finding.held("F21", "e", "c")], "nothing found; 1 held, 1 noted (F15)"),
+    ],
+)
+def test_the_first_line_says_what_stops_the_run(findings, begins):
+    told = Answer("train.py", findings=findings)
+    told.error = "train.py, line 3" * bool(told.accusations)
+    assert terminal.verdict(told).startswith(f"train.py: {begins}")
+    assert ("NOTED  F15" in terminal.text(told)) is bool(told.noted)
+
+
+@pytest.mark.parametrize(
+    ("line", "asked", "option"),
+    [
+        ("sum(sampling_per_token_logps)", {"use_vllm": True}, "use_vllm"),
+        ("trainer.llm.generate()", {"use_vllm": True}, "use_vllm"),
+        ("trainer.llm.generate()", {}, ""),
+        ("sum(rewards)", {"use_vllm": True}, ""),
+        ("int('x' if trainer is None else 'llm')", {"use_vllm": True}, ""),  # a ValueError is the script's own
+    ],
+)
+def test_an_error_for_want_of_what_is_cut_away_is_not_the_script_s(line, asked, option, tmp_path):
+    """The stand-in for vLLM gives no log-probabilities: a loss of the script's own ended in a TypeError over None."""
+    script = tmp_path / "train.py"
+    script.write_text(line + "\n")
+    names = dict.fromkeys(("trainer", "sampling_per_token_logps", "rewards"))
+    with pytest.raises((TypeError, AttributeError, ValueError)) as raised:
+        exec(compile(script.read_text(), str(script), "exec"), names)
+    assert cuts.made_error(raised.value, asked) == option
+
+
+@pytest.mark.parametrize(("name", "missing"), [("there.json", ""), ("gone.json", "gone.json"), ('{"a": 1}', "")])
+def test_a_configuration_of_deepspeed_s_that_is_not_there(name, missing, tmp_path, monkeypatch):
+    """It was taken for none: F9 was accused of what ZeRO prevents."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("there.json").write_text('{"zero_optimization": {"stage": 3}}')
+    assert launcher_line.missing_file(name) == missing and launcher_line.missing_file(None) == ""
+    variables = ["ACCELERATE_USE_DEEPSPEED=true", f"ACCELERATE_DEEPSPEED_CONFIG_FILE={name}"]
+    launch = launcher_line.read_line([*variables, "train.py"])
+    assert (launch.zero_stage, launch.zero_config) == (3 if name == "there.json" else 2, name)
+
+
 def test_no_heading_is_english_in_the_chinese_answer():
     """What judges have measured stays as it is; statuses and ids too."""
     bad = [Finding("F2", "e", "r", verdict=Verdict.NAMED, tried="t", place=Location("a/t.py", 3))]
     bad += [Finding("F9", "e", "r", verdict=Verdict.NAMED, place=Location("t.ipynb", 3, 2))]
     bad += [Finding.suspected(each, "e", "w", "r") for each in ("F15", *terminal._TITLES)]
+    bad += [Finding.suspected("F20", "e", "w", "r", origin=RELEASE, mild=True)]
     rest = [Finding.held("F10", "x", "y"), Finding.not_checked("F12", "w"), Finding.not_applicable("F5", "n")]
     lines = [Line(worth, "f", "c", [1.0]) for worth in ("right", "wrong", "other", "none")]
     table = RewardTable(["reward_funcs[0] f"], lines * 5, notes=["n"])

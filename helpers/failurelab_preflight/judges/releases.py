@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from failurelab.failures import names
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.answer import RELEASE, Finding
 from failurelab_preflight.launcher_line import OF_LAUNCH
 from failurelab_preflight.script_error import causes
 from failurelab_preflight.stage.releases import LeftOut, installed
@@ -48,6 +48,7 @@ def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
             tried="the script comes to its training" if went_on else "",
             ends=True,
             part=owner,
+            origin=RELEASE,
         )
 
 
@@ -62,6 +63,7 @@ def of_files(left_out: LeftOut) -> Iterator[Finding]:
                 "what it was to do is not known",
                 f"Take {name} out, or write what this release has.",
                 part=name,
+                origin=RELEASE,
             )
 
 
@@ -85,9 +87,8 @@ def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
         text = f"{type(link).__name__}: {link}"
         if said := names.explain(text, installed()):
             first = re.sub(r" \(/[^)]*\)", "", " ".join(str(link).split())[:200])
-            yield Finding(
-                FAILURE, f"{first}. {said}", _repair(link, text, own) or _OTHERWISE, ends=True, part=_part(text)
-            )
+            repair = _repair(link, text, own) or _OTHERWISE
+            yield Finding(FAILURE, f"{first}. {said}", repair, ends=True, part=_part(text), origin=RELEASE)
             return
 
 

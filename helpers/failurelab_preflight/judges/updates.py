@@ -20,8 +20,8 @@ from packaging.version import Version
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
 from failurelab.failures import figures
-from failurelab_preflight.answer import Finding
-from failurelab_preflight.judges.settled import settle
+from failurelab_preflight.answer import RELEASE, Finding
+from failurelab_preflight.judges.settled import forgiven, settle
 from failurelab_preflight.repairs import Arguments, Keyword, Repair, Statement
 from failurelab_preflight.training import Load, Training
 
@@ -53,6 +53,12 @@ def judge_updates(training: Training) -> Iterator[Finding]:
         optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
         wide, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
         known = 0.5 < wide < 2
+    if training.lacks:
+        why = (
+            f"loaded in {load.dtype}; DeepSpeed's configuration {training.lacks} is not there: with ZeRO the optimizer"
+        )
+        yield Finding.not_checked("F9", f"{why} would step float32 copies of the weights")
+        return
     if training.zero_stage or (known and arrived > 0.5):
         yield Finding.not_applicable(
             "F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights"
@@ -68,7 +74,7 @@ def judge_updates(training: Training) -> Iterator[Finding]:
 
 
 def _by_share(training: Training, load: Load, rate: float, dtype: torch.dtype, loaded: str) -> Iterator[Finding]:
-    """Tell which share of the weights a step changes; where a part does, the run is slowed, and that is a note."""
+    """Tell which share of the weights a step changes; where a part does, the run is slowed, and that is noted."""
     share, of = _share(training, load, rate, dtype)
     evidence = f"{loaded}: a step of {rate:g} changes {share:.1%} of {of}"
     evidence += "; in float32 it changes all" * (dtype.itemsize < 4)
@@ -78,7 +84,7 @@ def _by_share(training: Training, load: Load, rate: float, dtype: torch.dtype, l
             yield settled
         else:
             why = "the run is slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn"
-            training.notes.append(f"F9: {evidence}; {why}. {repair.removesuffix('.')}")
+            yield Finding.noted("F9", f"{evidence}; {why}", repair, mild=True)
     else:
         yield Finding("F9", evidence, repair, undo=undo)
 
@@ -151,8 +157,10 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
         return settled
     repair = "updates.to_float32(trainer.model) after the trainer is made keeps them in float32"
     slows = f"{evidence}, and of B's, which begin at zero, fewer as they grow"
+    release = {"origin": RELEASE, "mild": True} if load.bits and forgiven("F9") else {}  # as trl makes them
     if settled is None:
-        return Finding.suspected("F9", slows, "B's first steps arrive; when they no longer do, a run tells", repair)
+        why = "B's first steps arrive; when they no longer do, a run tells"
+        return Finding.suspected("F9", slows, why, repair, **release)
     return Finding.not_checked("F9", f"{slows}. A long run slows down; how much, a run tells. {repair}")
 
 

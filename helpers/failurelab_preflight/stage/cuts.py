@@ -13,6 +13,8 @@ import functools
 import importlib.metadata
 import itertools
 import math
+import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -103,6 +105,22 @@ _STAND_INS = {
     "use_vllm": "transformers generates in the place of vllm",
     "report_to": "nothing is reported",
 }
+
+
+# What only the engine has of which `use_vllm` asks: the model on it, and what it gives beside the tokens.
+_OF_ENGINE = re.compile(r"vllm|\bllm\b|log_?prob|sampling_\w*logps", re.IGNORECASE)
+_LAST = 3  # frames of an error that are read
+
+
+def made_error(error: BaseException, uncut: Mapping[str, Any]) -> str:
+    """Return the option that is cut away, and for want of which an error may have come; empty where none is.
+
+    The stand-in for vLLM gives no log-probabilities, and there is no engine for a script to ask.
+    """
+    if not uncut.get("use_vllm") or not isinstance(error, (TypeError, AttributeError, KeyError, AssertionError)):
+        return ""
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-_LAST:]]
+    return "use_vllm" if _OF_ENGINE.search("\n".join([str(error), *lines])) else ""
 
 
 def _wants(value: Any) -> bool:
