@@ -7,7 +7,6 @@ initializer_range says, and the evidence says so.
 """
 
 import dataclasses
-import inspect
 import json
 import pathlib
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from failurelab_preflight.repairs import Arguments, Keyword, Repair, Statement
 from failurelab_preflight.training import Load, Training
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_STEPPED = ("adamw", "paged_adamw", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
+_STEPPED = ("adam", "paged_adam", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
 _COPIES = ("apex", "anyprecision", "fused_apex")
 _ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
 
@@ -48,23 +47,22 @@ def judge_updates(training: Training) -> Iterator[Finding]:
         yield from _by_share(training, load, rate, torch.float32, f"{load.name} is loaded in {load.dtype}")
         return
     optimizer = optimizer_name(training)
-    known, arrived = optimizer.startswith(_STEPPED), float(any(name in optimizer for name in _COPIES))
-    if own:
-        optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
-        wide, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
-        known = 0.5 < wide < 2
+    optimizer = f"{getattr(own[0], '__name__', own[0])} of the script" if own else optimizer
+    known, copies = optimizer.lower().startswith(_STEPPED), any(name in optimizer for name in _COPIES)
+    if own:  # one of another library may keep what the weights cannot
+        known = known and getattr(own[0], "__module__", "").startswith(("torch.", "bitsandbytes."))
     if training.lacks:
         why = (
             f"loaded in {load.dtype}; DeepSpeed's configuration {training.lacks} is not there: with ZeRO the optimizer"
         )
         yield Finding.not_checked("F9", f"{why} would step float32 copies of the weights")
         return
-    if training.zero_stage or (known and arrived > 0.5):
+    if training.zero_stage or copies:
         yield Finding.not_applicable(
             "F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights"
         )
         return
-    if training.arguments.get("fsdp") or not known or arrived > 0.1:
+    if training.arguments.get("fsdp") or not known:
         yield Finding.not_checked(
             "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
         )
@@ -115,25 +113,6 @@ def own_optimizer(training: Training) -> tuple[Any, dict[str, Any]] | None:
     rates = [group.get("initial_lr", group["lr"]) for group in getattr(optimizer, "param_groups", ())]
     rate = max(rates, default=training.arguments.get("learning_rate"))
     return type(optimizer), {**getattr(optimizer, "defaults", {}), "lr": rate}
-
-
-def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
-    """Return the share of 64 steps that arrive in weights of a dtype, where one alone is too small for 16 bits.
-
-    In float32 it is 1 for an optimizer whose step is the learning rate, whatever the gradient. In 16 bits it is 0,
-    unless the optimizer keeps what the weights cannot. NaN where no optimizer like it can be made.
-    """
-    before = torch.linspace(0.02, 0.03, 256, device="cpu").to(dtype)
-    weight, rate = torch.nn.Parameter(before.clone()), 0.02 / 4096
-    try:
-        names = inspect.signature(kind).parameters
-        optimizer = kind([weight], **{name: value for name, value in (options | {"lr": rate}).items() if name in names})
-        for _ in range(64):
-            weight.grad = torch.full_like(weight, 4.0)
-            optimizer.step()
-    except Exception:  # an optimizer of the script's own, which may need what is not here
-        return float("nan")
-    return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
 
 
 def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
