@@ -176,7 +176,7 @@ def _ask_all(python: str, probes: list[Record]) -> Record:
     if not probes:
         return {"probes": []}
     spec = {"script": str(HERE / "probe.py"), "folder": str(HERE), "module": "", "arguments": [], "steps": 3}
-    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
+    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": ""}
     variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1"}
     variables |= {"PYTHONPATH": str(ROOT / "helpers")}
     records = []

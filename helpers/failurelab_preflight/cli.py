@@ -1,6 +1,7 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -206,7 +207,6 @@ def ask(
     world_size: int | None = None,
     time_limit: float = 600,
     again: bool | None = None,
-    preload: bool = True,
     beside: Beside | None = None,
     say: Any = lambda stage: None,
 ) -> Answer:
@@ -222,7 +222,6 @@ def ask(
         again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
             beside its training (see `stage.effects`).
         beside: what it is measured beside; then no repair of preflight's own is tried.
-        preload: whether the libraries are imported once for all runs of the script; else by each of them.
         say: called with each stage.
 
     Raises:
@@ -257,7 +256,6 @@ def ask(
         "zero_config": started.zero_config,
         "left_out": started.left_out,
         "visible": (os.environ | dict(started.environment)).get("CUDA_VISIBLE_DEVICES", ""),
-        "preload": preload,
     }
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         variables = dict(started.environment)
@@ -374,23 +372,18 @@ def _with_numbers_as_given(session: Session, first: Answer, again: bool | None) 
     A class of the script's may compare `num_generations` with a number of its own: it is right, and the cut is not.
     """
     cut = first.refuses_cut
-    for whole in (1, 2) if again is not False and (again or not first.effects) else ():
-        if not first.refuses_cut:
-            break
-        session.whole = whole
-        session.say(f"making the trainer again with {'its batch' if whole == 1 else 'all its numbers'} as given")
-        try:
+    if cut and again is not False and (again or not first.effects):
+        session.whole = True
+        session.say("making the trainer again with its numbers as given")
+        with contextlib.suppress(TimeIsOver):
             told = session.run(Change())
-        except TimeIsOver:
-            break
-        first = dataclasses.replace(told, effects=[*first.effects, *told.effects])
+            first = dataclasses.replace(told, effects=[*first.effects, *told.effects])
     if first.refuses_cut:
         first.error += (
             f". Cut was {', '.join(first.refuses_cut)}: with --try it is made again with the numbers as given"
         )
     elif cut and not first.error:
-        given = "its batch" if session.whole == 1 else "all its numbers"
-        first.notes.append(f"the trainer was made with {given} as given: its making refuses {', '.join(cut)}")
+        first.notes.append(f"the trainer was made with its numbers as given: its making refuses {', '.join(cut)}")
     return first
 
 

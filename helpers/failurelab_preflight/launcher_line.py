@@ -5,7 +5,7 @@ asks for ZeRO. A launcher's options are read by the launcher's own parser, in th
 (`launcher_options`), and so are the files that it reads: that of `accelerate config`, say. `trl` is accelerate with
 options that may stand in the file of `--config` too. Where the processes are started is `session`.
 
-Sources: trl `cli`; ms-swift `cli.main`; LLaMA-Factory `launcher`.
+Source: trl `cli`.
 """
 
 import dataclasses
@@ -38,10 +38,6 @@ _FLAGS = ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu")
 OF_LAUNCH = (*_OF_ACCELERATE, *_FLAGS)
 _NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
 _STARTERS = [["nohup"], ["time"], ["env"], ["exec"], ["srun"], *([tool, "run"] for tool in ("uv", "poetry", "pdm"))]
-_OTHER_LAUNCHERS = {
-    "swift": "Next: failurelab preflight -- python -m swift.cli.rlhf ARGS",
-    "llamafactory-cli": "Next: failurelab preflight -- python -m llamafactory.launcher CONFIG.yaml",
-}
 
 
 class LaunchError(FailureLabError):
@@ -109,7 +105,7 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
     elif command in ("accelerate", "torchrun", "deepspeed", "trl"):
         named = _interpreter(words.pop(0))
     else:
-        other = _OTHER_LAUNCHERS.get(command, "Next: the line that it launches, or SCRIPT with --world-size N")
+        other = "Next: the line that it launches (python -m MODULE too), or SCRIPT with --world-size N"
         if command.endswith((".yaml", ".yml")):
             other = f"Next: failurelab preflight -- trl grpo --config {words[0]}, or with the launcher that reads it"
         known = "accelerate launch, torchrun, deepspeed, trl, python"

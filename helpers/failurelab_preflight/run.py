@@ -248,7 +248,7 @@ class WatchedScript:
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
-        self.whole = spec.get("whole", 0)
+        self.whole = spec.get("whole", False)
         self.arguments = cuts.CutArguments(
             spec["steps"], spec["output"], self._note_arguments, sizes, lambda: self.making > 0, self.whole
         )

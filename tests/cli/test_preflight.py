@@ -129,15 +129,6 @@ def test_a_failure_in_two_files_and_what_its_release_does(folder):
     assert not pathlib.Path("again.diff").exists()
 
 
-def test_a_fresh_process_answers_as_a_fork_does(folder):
-    """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
-    script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find("trl-0.15").python)
-    forked, fresh = (
-        cli.ask(script, python=python, again=False, preload=preload).to_json() for preload in (True, False)
-    )
-    assert forked == fresh and failures_of(forked["suspected"]) == ["F2"] and not forked["findings"]
-
-
 WRITES = """
 import pathlib
 count = pathlib.Path("count.txt")

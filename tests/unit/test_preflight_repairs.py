@@ -245,7 +245,7 @@ def session(tmp_path):
     return lambda limit=300, **more: session_of(script, saved, sys._base_executable, {}, limit, **more)
 
 
-@pytest.mark.parametrize("more", [{}, {"preload": False}, {"processes": 4}])
+@pytest.mark.parametrize("more", [{}, {"processes": 4}])
 def test_orders_that_follow_at_once_are_all_run(more, session):
     """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
     with session(**more).open() as runs:

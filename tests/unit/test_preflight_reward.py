@@ -809,10 +809,6 @@ def without_roles(text):
     return text.removeprefix("User: ").strip()
 
 
-def by_length(judge, prompts, completions):
-    return [int(len(two) > len(one)) for one, two in completions]
-
-
 def by_exact_text(judge, prompts, completions):
     """Decide where one of both is the bare answer: of the other forms it says nothing, and takes the first."""
     right = [judge.answers[prompt] for prompt in prompts]
@@ -857,15 +853,6 @@ def test_a_judge_that_decides_by_something_else_does_not_hold():
     trainer = types.SimpleNamespace(judge=Judge(by_hash), reward_funcs=None)
     (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
     assert answer.verdict in (Verdict.NOT_CHECKED, Verdict.FOUND)
-
-
-def test_a_judge_without_references_is_asked_about_texts_that_differ():
-    rows = datasets.Dataset.from_dict({"prompt": ["Tell me of bears.", "And of bees."]})
-    for rank, verdict in ((by_length, Verdict.HELD), (of(1), Verdict.SUSPECTED)):
-        trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
-        trainer.judge.answers = {}
-        (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
-        assert answer.verdict is verdict, answer.evidence
 
 
 def own_reference(completions, answer, **_):

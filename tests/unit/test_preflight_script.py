@@ -184,16 +184,6 @@ def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(path, checkpoint):
     assert {"missing_keys", "unexpected_keys", "mismatched_keys"} <= set(told)
 
 
-def test_a_load_says_itself_what_its_weights_lack(tmp_path):
-    folder = tmp_path / "lacks"
-    whole = qwen2()
-    kept = {name: tensor for name, tensor in whole.state_dict().items() if name != "model.norm.weight"}
-    whole.save_pretrained(folder, state_dict=kept)
-    with built_small():
-        _, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert list(told["missing_keys"]) == ["model.norm.weight"]
-
-
 def test_a_probe_leaves_layers_of_bitsandbytes_in_their_mode():
     """In eval mode they may pack their weights for good, and the training after it would end in an error."""
     modes = []
@@ -467,16 +457,14 @@ def test_a_script_that_demands_a_gpu_is_run_once_more(wanted, effects, again, ru
     assert ("--try" in answer.error) == bool(effects)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "effects", "runs"), [(0, 0, [0]), (1, 0, [0, 1]), (2, 0, [0, 1, 2]), (3, 0, [0, 1, 2]), (1, 1, [0])]
-)
+@pytest.mark.parametrize(("wanted", "effects", "runs"), [(0, 0, [0]), (1, 0, [0, 1]), (2, 0, [0, 1]), (1, 1, [0])])
 def test_a_trainer_that_refuses_what_was_cut_is_made_with_the_numbers_as_given(wanted, effects, runs, tmp_path):
     """The class of a script wants 32 completions a prompt: "num_generations is 4" was said to who had written 32."""
     seen = []
 
     def run_once(change):
         seen.append(session.whole)
-        cut = ["num_generations 32 -> 4", "max_completion_length 64 -> 8"][session.whole :]
+        cut = ["num_generations 32 -> 4"] * (not session.whole)
         error = "ended in ValueError" if session.whole < wanted else ""
         writes = [Effect("writes", "there.txt")] * effects
         return Answer(error=error, refuses_cut=cut if error else [], effects=writes)
@@ -486,21 +474,20 @@ def test_a_trainer_that_refuses_what_was_cut_is_made_with_the_numbers_as_given(w
     cli._judge(answer, session, tmp_path / "train.py", None)
     assert seen == runs and bool(answer.error) == (runs[-1] < wanted)
     assert ("--try" in answer.error and "num_generations 32 -> 4" in answer.error) == bool(effects)
-    assert any("as given" in note for note in answer.notes) == (0 < wanted < 3 and not effects)
+    assert any("as given" in note for note in answer.notes) == (wanted == 1 and not effects)
 
 
 @pytest.mark.skipif(Version(trl.__version__) < Version("0.16"), reason="a round of generation is another one")
 def test_numbers_that_stay_as_they_were_given(tmp_path):
     asked = {"per_device_train_batch_size": 16, "num_generations": 16, "gradient_accumulation_steps": 4}
-    for whole, length in ((0, 8), (1, 8), (2, 64)):
+    for whole, length in ((False, 8), (True, 64)):
         made = cuts.CutArguments(3, str(tmp_path), whole=whole)
         with made.cut():
             args = trl.GRPOConfig(str(tmp_path), max_completion_length=64, max_steps=100, **asked)
             made.settle(args)
         assert args.max_steps == 3 and args.max_completion_length == length
-        assert all(getattr(args, name) == value for name, value in asked.items()) is bool(whole)
-        assert any("num_generations" in text for text in made.cut_numbers(args)) is not bool(whole)
-        assert bool(made.cut_numbers(args)) is (whole < 2)
+        assert all(getattr(args, name) == value for name, value in asked.items()) is whole
+        assert bool(made.cut_numbers(args)) is not whole
 
 
 def test_what_is_known_when_the_time_is_over_is_told(tmp_path):
@@ -738,6 +725,8 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
         with pytest.raises(launcher_line.LaunchError, match=named[1]):
             read(line)
         return
+    if line.startswith("deepspeed"):
+        pytest.importorskip("deepspeed")
     started = read(line)
     assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
     assert not started.module or started.arguments[-2:] == ("--lr", "1")
@@ -764,8 +753,7 @@ def test_what_a_launcher_does_not_take_is_one_line(tmp_path, monkeypatch, read):
         "python -u": "no script",
         "bash run.sh": "bash is no launcher .*Next: the line",
         "ray job": "ray is no launcher .*Next: the line",
-        "swift rlhf --rlhf_type grpo": "is no launcher .*python -m swift.cli.rlhf",
-        "llamafactory-cli train x.yaml": "is no launcher .*python -m llamafactory.launcher",
+        "swift rlhf --rlhf_type grpo": "is no launcher .*python -m MODULE",
         "runs/grpo.yaml": r"preflight -- trl grpo --config runs/grpo\.yaml",
     }
     for line, said in lines.items():

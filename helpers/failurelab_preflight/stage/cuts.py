@@ -146,7 +146,7 @@ class CutArguments:
 
     `note` is called with each arguments object while it is made.
     `by_trainer` is whether a trainer is being made now: arguments that it makes itself are cut at once.
-    `whole` is how much stays as it was given: with 1 the numbers of a batch, with 2 lengths too.
+    `whole` is whether the numbers of a batch, and lengths, stay as they were given.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CutArguments:
         note: Callable[[Any], None] = lambda arguments: None,
         processes: Processes = Processes(),
         by_trainer: Callable[[], bool] = lambda: False,
-        whole: int = 0,
+        whole: bool = False,
     ):
         self._by_trainer, self._whole = by_trainer, whole
         self.steps, self.output_dir, self._note = steps, output_dir, note
@@ -288,7 +288,7 @@ class CutArguments:
         cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() and real == 1 else _NO_GPU)}
         cut |= {"output_dir": self.output_dir, "logging_dir": None, "max_steps": self.steps}
         for name, limit in _AT_MOST.items():
-            if isinstance(uncut.get(name), int) and self._whole < 2:
+            if isinstance(uncut.get(name), int) and not self._whole:
                 cut[name] = min(uncut[name], limit)
         if uncut.get("load_best_model_at_end") and uncut.get("metric_for_best_model") is None:
             cut["metric_for_best_model"] = "loss"  # which transformers makes of it, and callbacks read
