@@ -22,10 +22,8 @@ pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 CASES = {case.name: case for case in CORPUS.read_corpus()}
 ONE_OF_EACH = [
-    "frozen_022_default",  # F1
     "misaligned_and_temperature",  # F3b, F15
     "trl_grpo_015",  # F15, with a reward model and the script that trl itself has
-    "adapter_again_014",  # F8
     "qlora_current_device",  # F5
     "batch_today",  # F22
 ]
@@ -190,7 +188,7 @@ model = AutoModelForCausalLM.from_pretrained("models/tiny-qwen2")
 model = PeftModel.from_pretrained(model, "adapters/sft")
 trainer = GRPOTrainer(
     model=model,
-    args=GRPOConfig("out", beta={beta}, per_device_train_batch_size=8, num_generations=8),
+    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=8),
     train_dataset=load_dataset("json", data_files="data/sums.jsonl", split="train"),
     processing_class=AutoTokenizer.from_pretrained("models/tiny-qwen2"),
     reward_funcs=lambda completions, answer, **_: [float(c.strip() == a) for c, a in zip(completions, answer)],
@@ -199,10 +197,9 @@ trainer.train()
 """
 
 
-@pytest.mark.parametrize("beta", [0.04, 0.0])
-def test_an_adapter_that_nothing_trains(beta, folder):
-    """With a reference and without one; with is_trainable=True all of its tensors are in the optimizer."""
-    pathlib.Path("train.py").write_text(FROZEN.format(beta=beta))
+def test_an_adapter_that_nothing_trains(folder):
+    """With is_trainable=True all of its tensors are in the optimizer."""
+    pathlib.Path("train.py").write_text(FROZEN)
     told = cli.ask(launcher_line.Launch("train.py"))
     (found,) = (finding for finding in told.named if finding.failure == "F23")
     assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found.diff
@@ -247,18 +244,14 @@ FORMS_FOR_A_GPU = [
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is, nothing is mapped")
-@pytest.mark.parametrize(("stack", "last"), [("today", 3), ("trl-0.14", 4)])
-def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeypatch):
-    """It ended in "Torch not compiled with CUDA enabled", or for want of flash_attn, with status 3.
-
-    The last of its models is trained: one that was spread by "auto", and one in 16 bits.
-    """
+def test_a_script_for_a_gpu_is_judged_without_one(tmp_path, monkeypatch):
+    """It ended in "Torch not compiled with CUDA enabled", or for want of flash_attn, with status 3."""
     monkeypatch.chdir(tmp_path)
-    forms = [*FORMS_FOR_A_GPU[last:], *FORMS_FOR_A_GPU[:last]]
+    forms = FORMS_FOR_A_GPU
     loads = [f"model = AutoModelForCausalLM.from_pretrained(PATH, {load})\n{then}" for load, then, _ in forms]
     text = FOR_A_GPU.format(path=str(models.path("tiny")), models="\n".join(loads))
     pathlib.Path("train.py").write_text(text)
-    told = cli.ask(launcher_line.Launch("train.py"), python=str(eras.find(stack).python), steps=1, again=False)
+    told = cli.ask(launcher_line.Launch("train.py"), steps=1, again=False)
     assert not told.error and told.exit_status in (0, 1)
     # What a reward function puts on a GPU is mapped in the process that asks it, and not told.
     cut = {text for text in told.cut if text.endswith(("-> cpu", "-> sdpa"))}
