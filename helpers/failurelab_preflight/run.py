@@ -266,13 +266,12 @@ class WatchedScript:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab_preflight.stage import logins, models, saving, trainers
+        from failurelab_preflight.stage import models, saving, trainers
 
         own, rank = self.files.own, self.launched
         launch = rank.too_early, rank.mapped
         replaced = (  # in this order: what comes later is called first
             processes.no_other_processes(own),
-            logins.no_logins(),
             rank.as_launched(own),
             self.gpus.answering(),
             self.arguments.cut(),
@@ -445,12 +444,12 @@ class WatchedScript:
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
-        from failurelab_preflight.judges import batch, given
+        from failurelab_preflight.judges import batch
         from failurelab_preflight.stage import cuts
 
         finding, arguments = batch.refused(error), self.arguments.last_uncut()
         if finding is None or not arguments.get("num_generations"):
-            self.report.answers += given.refused(error)
+            self.report.answers += releases.refused(error)
             return
         values = cuts.make_divide(arguments, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]

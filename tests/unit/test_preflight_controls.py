@@ -7,6 +7,7 @@ import small
 import torch
 
 from failurelab import handles
+from failurelab_preflight.answer import Verdict
 from failurelab_preflight.judges.logits import LogitsJudge
 from failurelab_preflight.training import Training
 
@@ -25,9 +26,9 @@ def test_what_is_frozen_stays_frozen():
 def test_rows_that_a_layer_of_the_script_keeps_are_not_the_whole_sequence(made, noted):
     """A head that is cut to as many rows as the longest completion needs makes more than shorter ones ask for."""
     trainer = types.SimpleNamespace(model=torch.nn.Linear(1, 1))
-    judged = Training(trainer, {})
-    judge = LogitsJudge(judged)
+    judge = LogitsJudge(Training(trainer, {}))
     given = {"input_ids": torch.zeros(2, 12, dtype=torch.long), "logits_to_keep": 3}
     judge._note_rows(trainer.model, (), given, types.SimpleNamespace(logits=torch.zeros(2, made, 7)))
-    assert not [answer for answer in judge.answers() if answer.accuses]
-    assert ["(F3a)" in note for note in judged.notes] == [True] * noted
+    answers = list(judge.answers())
+    assert not [answer for answer in answers if answer.accuses]
+    assert [answer.failure for answer in answers if answer.verdict is Verdict.NOTED] == ["F3a"] * noted

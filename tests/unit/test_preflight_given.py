@@ -7,7 +7,7 @@ import transformers
 import trl
 
 from failurelab_preflight.answer import Verdict
-from failurelab_preflight.judges.given import refused
+from failurelab_preflight.judges.releases import refused
 from failurelab_preflight.stage import cuts, own_code
 from failurelab_preflight.stage.callbacks import errors_noted
 

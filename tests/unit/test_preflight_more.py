@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from failurelab_preflight import repairs
 from failurelab_preflight.answer import Verdict
-from failurelab_preflight.judges.given import judge_dataset
+from failurelab_preflight.judges.lengths import judge_dataset
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference
 from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter

@@ -174,12 +174,10 @@ def test_a_policy_with_its_own_weights_has_those_of_its_reference():
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
 
 
-@pytest.mark.parametrize("path", ["a checkpoint", "tiny"])
-def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(path, checkpoint):
-    """A cut model lacks nothing; a small one is loaded as it is."""
-    where = checkpoint if path == "a checkpoint" else str(models.path("tiny"))
+def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(checkpoint):
+    """A model that is made here lacks nothing."""
     with built_small():
-        model, told = transformers.AutoModelForCausalLM.from_pretrained(where, output_loading_info=True)
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, output_loading_info=True)
     assert isinstance(model, transformers.Qwen2ForCausalLM) and not any(told.values())
     assert {"missing_keys", "unexpected_keys", "mismatched_keys"} <= set(told)
 
@@ -215,15 +213,6 @@ def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp
     for load in (transformers.AutoConfig, transformers.AutoTokenizer, peft.PeftConfig):
         with pytest.raises((OSError, ValueError)):
             load.from_pretrained(target)  # as it was before
-
-
-def test_a_small_local_model_keeps_its_own_weights(trained):
-    """The course's own model is as cheap as a cut one, and says more."""
-    loads, name = [], trained[0].name_or_path or trained[0].config._name_or_path
-    with built_small(loads, by_trainer=True):
-        model = transformers.AutoModelForCausalLM.from_pretrained(name)
-    assert not loads[0].small and loads[0].by_trainer
-    assert torch.equal(model.lm_head.weight, trained[0].lm_head.weight)
 
 
 def test_a_small_model_is_saved_with_its_weights(trained, tmp_path):
@@ -347,66 +336,50 @@ def test_a_batch_is_divided_by_the_processes_of_the_launch(tmp_path):
             made.settle(trl.GRPOConfig("out", bf16=False, **asked))
 
 
-class Early:
-    """As transformers' EarlyStoppingCallback, which lies in no file of the script's."""
+OWN_CALLBACKS = """
+class Fails:
+    def on_step_end(self, args, state, control, **more):
+        self.called = True
+        [][-1]
 
-    def on_train_begin(self, args, state, control, **more):
-        assert args is not None, "wants another strategy"
+class Misspelt:
+    def on_step_end(self, args, state, control, **more):
+        nme
 
+class Stops:
+    def on_step_end(self, args, state, control, **more):
+        control.should_training_stop = True
 
-LOGS = """
+class Well:
+    def on_step_end(self, args, state, control, **more):
+        return "well"
+
 class Own:
     def log(self, logs, *args, **more):
         return logs["kl"]
 """
 
 
-def test_a_library_s_callback_and_a_log_of_the_trainer_s_own(tmp_path):
-    """The cut's arguments and numbers are others than the script's, and an error ended the judgement."""
-    path = tmp_path / "train.py"
-    path.write_text(LOGS)
-    names = {}
-    exec(compile(LOGS, str(path), "exec"), names)
-    trainer, early = names["Own"](), Early()
-    trainer.state = types.SimpleNamespace(global_step=1)
-    trainer.callback_handler = types.SimpleNamespace(callbacks=[early])
-    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path)), [early]) as found:
-        assert early.on_train_begin(None, trainer.state, "control") == "control"
-        assert trainer.log({"loss": 1.0}) is None and trainer.log({"kl": 2.0}) == 2.0
-    assert [each.part for each in found] == ["Early.on_train_begin", "Own.log"]
-    # What a library's callback asserts before the training, no cut could change.
-    assert [each.verdict for each in found] == [Verdict.SUSPECTED, Verdict.NOT_CHECKED] and "log" not in vars(trainer)
-
-
-STOPS = """
-class ByLoss:
-    def on_log(self, args, state, control, logs=None):
-        if logs["loss"] < 0.01:
-            control.should_training_stop = True
-
-class ByReward:
-    def on_log(self, args, state, control, logs=None):
-        control.should_training_stop = logs["reward"] > 0.5
-"""
-
-
-def test_a_callback_that_ends_the_training(tmp_path):
-    """It was over after one step, and nothing was said."""
+def test_callbacks_that_raise_or_end_the_training_do_not_end_the_judgement(tmp_path):
+    """Arguments and numbers of the cut are others than the script's: an error ended the first step, or a stop did."""
     path, names = tmp_path / "train.py", {}
-    path.write_text(STOPS)
-    exec(compile(STOPS, str(path), "exec"), names)
-    own = [names["ByLoss"](), names["ByReward"]()]
-    trainer = types.SimpleNamespace(state=types.SimpleNamespace(global_step=1))
+    path.write_text(OWN_CALLBACKS)
+    exec(compile(OWN_CALLBACKS, str(path), "exec"), names)
+    own = [names[name]() for name in ("Fails", "Misspelt", "Stops", "Well")]
+    trainer, control = names["Own"](), types.SimpleNamespace(should_training_stop=False)
+    trainer.state = types.SimpleNamespace(global_step=1)
     trainer.callback_handler = types.SimpleNamespace(callbacks=own)
-    control = types.SimpleNamespace(should_training_stop=False)
     with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
-        for reward in (0.1, 0.9):
-            for each in own:
-                each.on_log(None, trainer.state, control, logs={"loss": 0.0, "reward": reward})
-                assert not control.should_training_stop  # the cut training goes on, for other judges
+        for _ in range(2):
+            given = [each.on_step_end(None, trainer.state, control, model=1) for each in own]
+            assert given == [control, control, None, "well"] and not control.should_training_stop
+        assert trainer.log({"loss": 1.0}) is None and trainer.log({"kl": 2.0}) == 2.0
     assert [(each.part, each.verdict) for each in found] == [
-        ("ByLoss.on_log", Verdict.NOT_CHECKED), ("ByReward.on_log", Verdict.NOT_CHECKED),
+        ("Fails.on_step_end", Verdict.NOT_CHECKED), ("Misspelt.on_step_end", Verdict.SUSPECTED),
+        ("Stops.on_step_end", Verdict.NOT_CHECKED), ("Own.log", Verdict.NOT_CHECKED),
     ]  # fmt: skip
+    assert "line 5" in found[0].why and str(found[1].place) == "train.py, line 9"
+    assert vars(own[0]) == {"called": True} and "log" not in vars(trainer)
 
 
 DEMANDS = """
@@ -805,25 +778,6 @@ def test_what_starts_a_launcher_is_passed_over(line, read):
     assert dict(started.environment) == ({"A": "1"} if "A=1" in line else {})
 
 
-def test_the_stage_of_a_deepspeed_configuration(tmp_path):
-    """As a dict, as the path of a file, as text; what cannot be read asks for none."""
-    config, path = {"zero_optimization": {"stage": 3}}, tmp_path / "ds.json"
-    path.write_text(json.dumps(config))
-    stages = [launcher_line.zero_stage(each) for each in (config, path, str(path), json.dumps(config), None, "nowhere")]
-    assert stages == [3, 3, 3, 3, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("config", "stage"),
-    [("{zero_stage: 1}", 1), ("{deepspeed_config_file: ds.json}", 3), ("{deepspeed_config_file: other.json}", 2)],
-)
-def test_the_stage_that_accelerate_hands_on(config, stage, tmp_path, monkeypatch, read):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
-    pathlib.Path("zero.yaml").write_text(f"{{distributed_type: DEEPSPEED, deepspeed_config: {config}}}\n")
-    assert read("accelerate launch --config_file zero.yaml --num_processes 2 train.py").zero_stage == stage
-
-
 DEFAULT = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: {}
@@ -840,6 +794,8 @@ DEFAULTS = [
     ("DEEPSPEED", "trl grpo --lr 1", 8, 3),
     ("DEEPSPEED", "accelerate launch --config_file one.yaml train.py", 1, 0),
     ("DEEPSPEED", "accelerate launch --cpu train.py", 1, 0),
+    ("DEEPSPEED", "accelerate launch --config_file ds.yaml --num_processes 2 train.py", 2, 3),
+    ("DEEPSPEED", "accelerate launch --config_file other.yaml --num_processes 2 train.py", 2, 2),  # it is not there
     ("DEEPSPEED", "torchrun train.py", 1, 0),
     ("DEEPSPEED", "train.py", 1, 0),
     ("'NO'", "accelerate launch train.py", 1, 0),
@@ -855,6 +811,10 @@ def test_accelerate_reads_the_file_that_accelerate_config_has_written(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "default.yaml").write_text(DEFAULT.format(kind))
     pathlib.Path("one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n")
+    pathlib.Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    for name in ("ds", "other"):
+        config = f"{{distributed_type: DEEPSPEED, deepspeed_config: {{deepspeed_config_file: {name}.json}}}}\n"
+        pathlib.Path(f"{name}.yaml").write_text(config)
     started = read(line)
     assert (started.world_size, started.zero_stage) == (size, stage)
 
@@ -905,8 +865,10 @@ def test_prompts_of_one_length_show_no_failure_of_padding(trained, monkeypatch):
     assert prompts == ["1+1=", "10+10="]
 
 
-@pytest.mark.parametrize("own", [{}, {"top_k": 1}, {"top_p": 0.001}, {"top_p": 0.9}])
-@pytest.mark.parametrize("asked", [{}, {"top_p": 1.0}, {"top_p": 0.999, "top_k": 0}])
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [({}, {}), ({"top_k": 1}, {}), ({"top_p": 0.9}, {"top_p": 1.0}), ({"top_p": 0.001}, {"top_p": 0.999, "top_k": 0})],
+)
 def test_sampling_that_the_model_s_generation_config_changes_is_a_note(own, asked, trained):
     """Which of its options take the place of the trainer's hangs on the release: what is drawn decides."""
     model, tokenizer = copy.deepcopy(trained[0]), trained[1]
@@ -934,35 +896,6 @@ def test_sampling_that_the_model_s_generation_config_changes_is_a_note(own, aske
     assert not alike or noted
     if own == {"top_p": 0.9} and training.model_defaults:
         assert training.model_defaults == {"top_p": (0.9, 1.0)}
-
-
-CALLBACK = """
-class Own:
-    def on_step_end(self, args, state, control, **more):
-        self.called = True
-        {statement}
-    def on_log(self, args, state, control, **more):
-        return "logged"
-"""
-
-
-@pytest.mark.parametrize(
-    ("statement", "verdict"), [("[][-1]", Verdict.NOT_CHECKED), ("nme", Verdict.SUSPECTED), ("pass", None)]
-)
-def test_an_error_in_a_callback_does_not_end_the_judgement(statement, verdict, tmp_path):
-    """It ended the cut training in its first step, and the script "could not be judged"."""
-    path = tmp_path / "train.py"
-    path.write_text(CALLBACK.format(statement=statement))
-    names = {}
-    exec(compile(path.read_text(), str(path), "exec"), names)
-    callback, state = names["Own"](), types.SimpleNamespace(global_step=1)
-    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]), state=state)
-    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
-        for _ in range(2):
-            assert callback.on_step_end(None, state, "control", model=1) == ("control" if verdict else None)
-        assert callback.on_log(None, state, "control") == "logged"
-    assert [each.verdict for each in found] == [verdict] * bool(verdict) and vars(callback) == {"called": True}
-    assert all("line 5" in f"{each.evidence}{each.why}" for each in found)
 
 
 def test_a_large_model_made_from_a_configuration_is_cut():
@@ -1170,6 +1103,8 @@ def test_a_configuration_of_deepspeed_s_that_is_not_there(name, missing, tmp_pat
     monkeypatch.chdir(tmp_path)
     pathlib.Path("there.json").write_text('{"zero_optimization": {"stage": 3}}')
     assert launcher_line.missing_file(name) == missing and launcher_line.missing_file(None) == ""
+    known = [{"zero_optimization": {"stage": 3}}, '{"zero_optimization": {"stage": 3}}', pathlib.Path("there.json")]
+    assert [launcher_line.zero_stage(each) for each in [*known, None, "gone.json"]] == [3, 3, 3, 0, 0]
     variables = ["ACCELERATE_USE_DEEPSPEED=true", f"ACCELERATE_DEEPSPEED_CONFIG_FILE={name}"]
     launch = launcher_line.read_line([*variables, "train.py"])
     assert (launch.zero_stage, launch.zero_config) == (3 if name == "there.json" else 2, name)

@@ -498,6 +498,19 @@ def test_a_group_that_lies_on_several_processes_does_so_when_cut(device, generat
     assert cut["per_device_train_batch_size"] == rows and 2 * rows % cut["num_generations"] == 0
 
 
+WITH_ROLLOUTS = pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+
+
+def answers_to(made):
+    """Train under the judge, to which this file is the script's own; return all that it answers."""
+    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
+    with step.listening():
+        made.train()
+    return list(step.answers())
+
+
 def drawn_by_generate(prompts, trainer, cut):
     """Draw completions as `model.generate` gives them: rows of one length, unless they are cut."""
     tokenizer = trainer.processing_class
@@ -510,9 +523,7 @@ def drawn_by_generate(prompts, trainer, cut):
     return {"prompt_ids": ids, "completion_ids": rows, "logprobs": None}
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.HELD), (False, Verdict.FOUND)])
 def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokenizer, tmp_path):
     """It is trained on."""
@@ -520,24 +531,13 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
     def rollout(prompts, trainer):
         return drawn_by_generate(prompts, trainer, cut)
 
-    def look(made):
-        given = Training(made, {}, own=lambda file: file == __file__)
-        step = StepJudge(given)
-        with step.listening():
-            made.train()
-        answers = list(step.answers())
-        answer = next(each for each in answers if each.failure == "F13" and each.fault != "end")
-        return answer, {each.failure: each.verdict for each in answers}["F21"]
-
-    made = trainer(copy.deepcopy(model), tokenizer, tmp_path, more=[("rollout_func", rollout)])
-    answer, step = look(made)
-    assert answer.verdict is verdict and answer.failure == "F13"
+    answers = answers_to(trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)]))
+    assert next(each for each in answers if each.failure == "F13" and each.fault != "end").verdict is verdict
+    step = {each.failure: each.verdict for each in answers}["F21"]
     assert step is (Verdict.HELD if cut else Verdict.NOT_CHECKED)  # of one length: another divisor would not show
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(
     ("again", "masks", "verdict"),
     [(True, True, Verdict.FOUND), (True, False, Verdict.SUSPECTED), (False, True, Verdict.HELD)],
@@ -553,11 +553,7 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
         return output
 
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], mask_truncated_completions=masks)
-    given = Training(made, {}, own=lambda file: file == __file__)
-    step = StepJudge(given)
-    with step.listening():
-        made.train()
-    (answer,) = [each for each in step.answers() if each.fault == "end"]
+    (answer,) = [each for each in answers_to(made) if each.fault == "end"]
     assert answer.failure == "F13" and answer.verdict is verdict
     assert verdict is not Verdict.FOUND or "none of its tokens is trained on" in answer.evidence
 
@@ -588,39 +584,24 @@ def two_turns(prompts, trainer, way, tokens=3):
             first, more = draw(encode("hint: ") + one), []
         else:
             first = draw(one)
-            more = [] if way in ("one", "trimmed", "shuffled") else draw(one + first + two if way == "ids" else two)
-        if way == "trimmed":
-            first = first[:-1] or first
+            more = draw(one + first + two if way == "ids" else two)
         rows["prompt_ids"].append(one + two if way == "joined" else one)
         between = two if way == "ids" else []
         rows["completion_ids"].append(first + between + more)
         rows["env_mask"].append([1] * len(first) + [0] * len(between) + [1] * len(more))
-    if way == "shuffled":
-        rows["completion_ids"].reverse()
     if way != "ids":
         del rows["env_mask"]
     return rows | {"logprobs": None}
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
-@pytest.mark.parametrize("tokens", [1, 3])
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(
-    ("way", "accused"),
-    [
-        ("joined", True),
-        ("shuffled", True),
-        ("hint", True),
-        ("one", False),
-        ("ids", False),
-        ("best", False),
-        ("trimmed", False),
-        ("engine", False),
-    ],
-)
+    ("way", "tokens", "accused"),
+    [("joined", 1, True), ("joined", 3, True), ("hint", 3, True), ("ids", 1, False), ("ids", 3, False),
+     ("best", 3, False), ("engine", 3, False)],
+)  # fmt: skip
 def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
-    way, accused, tokens, model, tokenizer, tmp_path
+    way, tokens, accused, model, tokenizer, tmp_path
 ):
     """The ids were those that were drawn, so nothing was said: the prompts of both turns stood before both answers."""
 
@@ -632,20 +613,14 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
 
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "rewards": [unequal]}
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
-    given = Training(made, {}, own=lambda file: file == __file__)
-    step = StepJudge(given)
-    with step.listening():
-        made.train()
-    answers = [each for each in step.answers() if each.failure == "F18"]
+    answers = [each for each in answers_to(made) if each.failure == "F18"]
     assert [each.verdict is Verdict.FOUND for each in answers] == [accused]
     for each in answers * accused:
         apart, count = each.figures
         assert apart.value > 0.1 and 4 <= count.value <= count.scale
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(
     ("draws", "synchronizes", "rate", "verdict"),
     [
@@ -672,10 +647,7 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
     engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
     rollout_func = engine() if draws == "object" else rollout
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
-    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
-    with step.listening():
-        made.train()
-    answers = [answer for answer in step.answers() if answer.failure == "F16"]
+    answers = [answer for answer in answers_to(made) if answer.failure == "F16"]
     assert [answer.verdict for answer in answers] == [verdict] * (verdict is not None)
 
 

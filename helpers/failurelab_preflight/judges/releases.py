@@ -1,4 +1,4 @@
-"""Names that the installed release of trl or transformers does not have: which release took them, and what to write.
+"""Names that the installed release of trl or transformers does not have, and arguments that the libraries refuse.
 
 A keyword that a configuration or a trainer does not take is left out for this run (`stage.releases`), so that all else
 is judged; an import, an attribute or a key of a file ends the run, and is undone by an edit in another one. What is
@@ -90,6 +90,14 @@ def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
             repair = _repair(link, text, own) or _OTHERWISE
             yield Finding(FAILURE, f"{first}. {said}", repair, ends=True, part=_part(text), origin=RELEASE)
             return
+
+
+def refused(error: BaseException) -> Iterator[Finding]:
+    """Yield what an error says that refuses training arguments while they are made."""
+    through = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, ValueError) and "__post_init__" in through:
+        said = f"these training arguments are refused: {' '.join(str(error).split())}"
+        yield Finding("given", said, "Set them as it asks for.", ends=True, part="arguments")
 
 
 def _part(text: str) -> str:

@@ -112,6 +112,7 @@ class StepJudge(TrainerCallback):
         self._maker = find_maker(training)
         self._ledger: textbook.Ledger | None = None  # of rollouts, or a loop, of the script's own
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # weights that were moved for a step, and as they were
+        self._drawn_in = set[int]()  # steps in which completions were drawn
         self._listening = contextlib.ExitStack()
         self._recorder: textbook.Recorder  # from the beginning of training on
 
@@ -165,6 +166,11 @@ class StepJudge(TrainerCallback):
                     return False
         return None
 
+    def _uses_again(self) -> bool:
+        args = self.trainer.args
+        steps = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
+        return steps > args.gradient_accumulation_steps
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -192,6 +198,8 @@ class StepJudge(TrainerCallback):
         if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return output
         width = ids.shape[1]
+        if not is_unseen():
+            self._drawn_in.add(self.trainer.state.global_step)
         prompts = [] if is_unseen() else ids.repeat_interleave(len(drawn) // len(ids), 0).tolist()
         short = own_number() % 2
         order = SHORT_ENDS if short else ENDS
@@ -274,6 +282,16 @@ class StepJudge(TrainerCallback):
         """Yield what the steps have shown."""
         if self._ledger is not None:
             yield from judge_ledger(self.training, self._ledger, *self._maker, self._where)
+        steps = self.trainer.state.global_step
+        if len(self._drawn_in) == 1 and steps > 2 and not self._uses_again() and _overridden(self.trainer):
+            yield Finding.suspected(
+                "F21",
+                f"completions are drawn in step {min(self._drawn_in) + 1} alone, and all {steps} steps train on them, "
+                f"as if the policy of each had drawn them.{self._where}",
+                "a script may mean to use them again: num_iterations does, with the ratios that it takes",
+                "Draw new completions in each step, and keep none of them for the next.",
+                part="rollouts",
+            )
         reason = textbook.no_textbook(self.trainer)
         if reason is None and not self.reports:
             reason = self._error or "no optimizer step was reached whose gradient could be seen"
