@@ -57,12 +57,10 @@ def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_pa
     ("change", "verdict"),
     [
         (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
-        (lambda own: own * 1.75, Verdict.FOUND),
-        (lambda own: own / torch.arange(1, len(own) + 1), Verdict.NOT_CHECKED),
         (lambda own: own.roll(1), Verdict.FOUND),
         (lambda own: own.abs(), Verdict.FOUND),
     ],
-    ids=["bounded and scaled", "all scaled", "each scaled otherwise", "other rows'", "without a sign"],
+    ids=["bounded and scaled", "other rows'", "without a sign"],
 )
 def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
     """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""
@@ -257,8 +255,7 @@ class InOrder(OnlineDPOTrainer):
     ("sizes", "learned", "verdict"),
     [
         ((4, 4, 4, 5), True, Verdict.FOUND),  # the second step's batch is padded
-        ((4, 4, 5, 5), True, Verdict.NOT_CHECKED),  # none is, though the prompts differ
-        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),
+        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),  # none is, though the prompts differ
         ((4, 4, 4, 5), False, Verdict.HELD),
         ((4, 4, 4, 4), False, Verdict.HELD),  # as in all of this script's batches
     ],
@@ -628,7 +625,6 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
         ("object", False, 1e-2, Verdict.SUSPECTED),
         ("other", True, 1e-2, Verdict.HELD),
         ("other", False, 0.0, Verdict.NOT_CHECKED),
-        ("policy", False, 1e-2, None),
         ("both", False, 1e-2, None),  # what the policy drew as well is nobody's alone
     ],
 )
@@ -639,7 +635,7 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
     def rollout(prompts, trainer):
         if synchronizes:
             other.load_state_dict(trainer.model.state_dict())
-        drawer = trainer if draws == "policy" else types.SimpleNamespace(model=other, processing_class=tokenizer)
+        drawer = types.SimpleNamespace(model=other, processing_class=tokenizer)
         if draws == "both":
             drawn_by_generate(prompts, trainer, cut=True)
         return drawn_by_generate(prompts, drawer, cut=True)
@@ -663,19 +659,18 @@ def own_loop(stacked, repeated, grouped):
 
         def compute_loss(self, model, inputs, *rest, **options):
             size, tok = self.num_generations, self.processing_class
-            count = 1 if grouped == "none" else size
             rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
             asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
             width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
             config.num_return_sequences = 1
             with torch.no_grad():
-                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(count)]
+                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(size)]
             longest = max(call.shape[1] for call in calls)
             pad = tok.pad_token_id
             calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
 
             def in_order(values, order):
-                return [each for each in values for _ in range(count)] if order == "prompt" else list(values) * count
+                return [each for each in values for _ in range(size)] if order == "prompt" else list(values) * size
 
             drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
             prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
@@ -687,7 +682,6 @@ def own_loop(stacked, repeated, grouped):
             asked_for, answer = (in_order([row[name] for row in rows], repeated) for name in ("prompt", "answer"))
             given = {"prompts": asked_for, "completions": texts, "answer": answer}
             rewards = torch.tensor([function(**given) for function in self.reward_funcs]).sum(0)
-            size = len(rewards) if grouped == "none" else size  # one completion of each prompt, and a mean of all
             groups = rewards.view(-1, size) if grouped != "call" else rewards.view(size, -1).T
             worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
             worth = (worth if grouped != "call" else worth.T).reshape(-1)
@@ -701,11 +695,9 @@ def own_loop(stacked, repeated, grouped):
     ("stacked", "repeated", "grouped", "gradient", "pairs"),
     [
         ("call", "prompt", "prompt", Verdict.NOT_CHECKED, True),
-        ("call", "call", "prompt", Verdict.NOT_CHECKED, False),
         ("prompt", "call", "prompt", Verdict.HELD, True),
         ("prompt", "prompt", "prompt", Verdict.HELD, False),
         ("call", "call", "call", Verdict.NOT_CHECKED, False),
-        ("call", "call", "none", Verdict.NOT_CHECKED, False),
     ],
 )
 def test_a_loop_of_one_s_own_that_mixes_two_orders(
