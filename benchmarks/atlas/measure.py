@@ -42,7 +42,8 @@ from failurelab.failures import verdicts, versions
 from failurelab.failures.atlas import COULD_NOT_RUN, LOUD, NONE, NOT_MEASURED, NOT_THERE, SILENT, STATES
 from failurelab.failures.toml_table import read_toml
 from failurelab_course.eras import install
-from failurelab_preflight.answer import Answer, Change, Verdict
+from failurelab_preflight.answer import Answer
+from failurelab_preflight.finding import Change, Verdict
 from failurelab_preflight.session import Session, TimeIsOver
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -17,7 +17,8 @@ from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab_preflight import launcher_line
-from failurelab_preflight.answer import Answer, Change, Differences, Effect, Finding, SchemaError
+from failurelab_preflight.answer import Answer, Differences, Effect, SchemaError
+from failurelab_preflight.finding import Change, Finding
 from failurelab_preflight.patch import PatchError, apply_patch
 from failurelab_preflight.report import terminal, words
 from failurelab_preflight.script_text import encode_source, make_patch, read_source

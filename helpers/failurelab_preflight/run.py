@@ -26,7 +26,8 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab_preflight import notebook, repairs
-from failurelab_preflight.answer import COMMAND_LINE, CUT, KNOWN, SEED, Answer, Change, Finding, Setting
+from failurelab_preflight.answer import COMMAND_LINE, KNOWN, SEED, Answer, Setting
+from failurelab_preflight.finding import CUT, Change, Finding
 from failurelab_preflight.judges import releases
 from failurelab_preflight.launcher_line import missing_file, zero_stage
 from failurelab_preflight.rewards import RewardTable

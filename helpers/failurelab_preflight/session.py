@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab._meeting import free_port
-from failurelab_preflight.answer import KNOWN, Answer, Change, Effect
+from failurelab_preflight.answer import KNOWN, Answer, Effect
+from failurelab_preflight.finding import Change
 from failurelab_preflight.script_text import location, read_source
 
 FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")

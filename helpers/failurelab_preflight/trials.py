@@ -9,7 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from failurelab_preflight.answer import Answer, Change, Changed, Differences, Finding, Verdict, rank
+from failurelab_preflight.answer import Answer, Changed, Differences, rank
+from failurelab_preflight.finding import Change, Finding, Verdict
 
 ROUNDS = 4
 # A repair may be seen by another judge than its failure: the whole gradient is the textbook's.

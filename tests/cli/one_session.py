@@ -5,7 +5,7 @@ import dataclasses
 import os
 import sys
 
-from failurelab_preflight.answer import Change
+from failurelab_preflight.finding import Change
 from failurelab_preflight.session import Session
 
 

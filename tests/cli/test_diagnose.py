@@ -11,8 +11,9 @@ import pytest
 
 from failurelab import failures
 from failurelab.failures import predicates
-from failurelab_preflight.answer import Answer, Finding
+from failurelab_preflight.answer import Answer
 from failurelab_preflight.diagnose import answer, checkpoints, cli
+from failurelab_preflight.finding import Finding
 
 ID = re.compile(r"\bF\d+[a-z]?\b|\blearning_rate\b|\bbeta\b")
 OLD = "trl==0.14.0\ntransformers==4.48.3\ntorch==2.5.1\npeft==0.14.0\n"

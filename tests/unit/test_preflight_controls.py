@@ -7,7 +7,7 @@ import small
 import torch
 
 from failurelab import handles
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges.logits import LogitsJudge
 from failurelab_preflight.training import Training
 

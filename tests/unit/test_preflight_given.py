@@ -6,7 +6,7 @@ import pytest
 import transformers
 import trl
 
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges.releases import refused
 from failurelab_preflight.stage import cuts, own_code
 from failurelab_preflight.stage.callbacks import errors_noted

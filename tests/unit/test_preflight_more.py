@@ -12,7 +12,7 @@ import trl
 from packaging.version import Version
 
 from failurelab_preflight import repairs
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges.lengths import judge_dataset
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference

@@ -9,7 +9,8 @@ import trl
 from packaging.version import Version
 
 from failurelab.failures import names
-from failurelab_preflight.answer import Answer, Change, Finding
+from failurelab_preflight.answer import Answer
+from failurelab_preflight.finding import Change, Finding
 from failurelab_preflight.judges import releases, replaced
 from failurelab_preflight.stage.releases import LeftOut
 from failurelab_preflight.trials import STILL, Rounds

@@ -14,20 +14,8 @@ from tests.cli.one_session import session_of
 from failurelab import failures
 from failurelab.failures import figures
 from failurelab_preflight import patch, repairs, trials
-from failurelab_preflight.answer import (
-    COMMAND_LINE,
-    CUT,
-    RELEASE,
-    SCRIPT,
-    Answer,
-    Change,
-    Differences,
-    Effect,
-    Finding,
-    Location,
-    Quantity,
-    Verdict,
-)  # fmt: skip
+from failurelab_preflight.answer import COMMAND_LINE, Answer, Differences, Effect
+from failurelab_preflight.finding import CUT, RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.repairs import Arguments, Keyword, Statement
 from failurelab_preflight.rewards.table import Line, RewardTable
 from failurelab_preflight.script_text import (

@@ -21,7 +21,7 @@ import trl
 from packaging.version import Version
 
 from failurelab_preflight import repairs
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges import batch
 from failurelab_preflight.judges.preferences import judge_preferences
 from failurelab_preflight.judges.rewards import judge_rewards

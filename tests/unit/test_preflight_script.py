@@ -25,20 +25,8 @@ from failurelab import failures, updates
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line, launcher_options, notebook, run, script_text
-from failurelab_preflight.answer import (
-    RELEASE,
-    SCRIPT,
-    Answer,
-    Change,
-    Changed,
-    Differences,
-    Effect,
-    Finding,
-    Location,
-    Quantity,
-    Setting,
-    Verdict,
-)  # fmt: skip
+from failurelab_preflight.answer import Answer, Changed, Differences, Effect, Setting
+from failurelab_preflight.finding import RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.judges import four_bit_placement, rollouts
 from failurelab_preflight.judges.rewards import note_sampling
 from failurelab_preflight.judges.updates import policy_load

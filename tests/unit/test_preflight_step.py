@@ -18,7 +18,7 @@ from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.textbook import suspects
 from failurelab.textbook.rows import Row
-from failurelab_preflight.answer import RELEASE, SCRIPT, Verdict
+from failurelab_preflight.finding import RELEASE, SCRIPT, Verdict
 from failurelab_preflight.judges import settled
 from failurelab_preflight.judges import textbook as textbook_judge
 from failurelab_preflight.judges.textbook import SHORT_ENDS, StepJudge

@@ -9,7 +9,7 @@ import small
 import trl
 from packaging.version import Version
 
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges import rows
 from failurelab_preflight.judges.lengths import judge_lengths
 from failurelab_preflight.judges.rows import prompt_ids

@@ -15,7 +15,7 @@ from typing import Any
 
 from failurelab import failures, textbook
 from failurelab.failures import verdicts
-from failurelab_preflight.answer import SCRIPT, Finding, Location, Quantity
+from failurelab_preflight.finding import SCRIPT, Finding, Location, Quantity
 from failurelab_preflight.judges.replaced import codes_of
 from failurelab_preflight.script_text import location, read_source
 from failurelab_preflight.training import Training

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from failurelab_preflight.answer import Finding, Verdict
+from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted
 from failurelab_preflight.repairs import Arguments
 from failurelab_preflight.rewards.forms import last_text

@@ -11,7 +11,7 @@ import torch
 
 from failurelab import guards, logits
 from failurelab.handles import is_unseen
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Statement

@@ -8,7 +8,7 @@ from typing import Any
 
 from failurelab import plants
 from failurelab._unwrap import has_adapter
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Keyword
 from failurelab_preflight.training import Training

@@ -13,7 +13,7 @@ from typing import Any
 
 from failurelab._text import first_line
 from failurelab.failures.verdicts import Figures
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.judges.rows import prompted
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.rewards import asking, forms, signature

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from failurelab.failures import names
-from failurelab_preflight.answer import RELEASE, Finding
+from failurelab_preflight.finding import RELEASE, Finding
 from failurelab_preflight.launcher_line import OF_LAUNCH
 from failurelab_preflight.script_error import causes
 from failurelab_preflight.stage.releases import LeftOut, installed

@@ -9,7 +9,7 @@ from failurelab import failures
 from failurelab.failures import verdicts
 from failurelab.failures.loader import Stack
 from failurelab.failures.predicates import fields, fill
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 
 
 def settle(

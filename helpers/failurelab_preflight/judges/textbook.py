@@ -32,7 +32,7 @@ from failurelab.textbook.ranks import RanksApart, own_number
 from failurelab.textbook.recorder import MIXED, pad_id
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
-from failurelab_preflight.answer import RELEASE, SCRIPT, Finding, Location, Quantity
+from failurelab_preflight.finding import RELEASE, SCRIPT, Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
 from failurelab_preflight.judges.replaced import Replaced, find_replaced

@@ -19,7 +19,7 @@ from packaging.version import Version
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
 from failurelab.failures import figures
-from failurelab_preflight.answer import RELEASE, Finding
+from failurelab_preflight.finding import RELEASE, Finding
 from failurelab_preflight.judges.settled import forgiven, settle
 from failurelab_preflight.repairs import Arguments, Keyword, Repair, Statement
 from failurelab_preflight.training import Load, Training

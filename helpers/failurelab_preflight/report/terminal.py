@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from failurelab import failures
 from failurelab.failures import atlas, figures
-from failurelab_preflight.answer import SCRIPT, Answer, Changed, Differences, Finding, Location, Quantity, Verdict
+from failurelab_preflight.answer import Answer, Changed, Differences
+from failurelab_preflight.finding import SCRIPT, Finding, Location, Quantity, Verdict
 from failurelab_preflight.report.words import speak
 
 _MOST_LINES = 5  # of one finding
