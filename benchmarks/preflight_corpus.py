@@ -257,7 +257,6 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
         "first": f"{first.evidence}. {first.repair}" if first else "",
         "named": [finding.failure for finding in answered.named],
         "suspected": [finding.failure for finding in answered.suspected],
-        "noted": [finding.failure for finding in answered.noted],
         "held": [finding.failure for finding in answered.held],
         "not_checked": [finding.failure for finding in answered.not_checked],
         "error": answered.error,
@@ -270,13 +269,13 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
 
 def grade(case: Case, result: dict) -> dict[str, Any]:
     """Return what an answer is worth: one outcome of five, whether the cause came first, and what is false in it."""
-    named, suspected, noted = (result.get(kind, []) for kind in ("named", "suspected", "noted"))
+    named, suspected = result["named"], result["suspected"]
     maskless = case.stack.startswith("trl-0.14") and NO_MASK in " ".join(result.get("text", "").split())
     known = {"F21"} if maskless else set()
     true = {*case.expected, *case.also, *known}
-    accused = [*named, *suspected, *true.intersection(noted)]  # what is noted accuses nobody
+    accused = [*named, *suspected]
     return {
-        "outcome": _outcome(case, [*named, *true.intersection(noted)], suspected, true, result["error"]),
+        "outcome": _outcome(case, named, suspected, true, result["error"]),
         "ran": bool(case.expected) or not result["error"],
         "all": set(case.expected) <= set(accused),
         "first": not case.expected or accused[:1] == [case.expected[0]],

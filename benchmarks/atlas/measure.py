@@ -432,7 +432,7 @@ def judge(answer: Answer, failures: list[str], refused: str = "", spared: str = 
     if refused and re.search(refused, answer.error):
         return {"state": NOT_THERE, "said": f"refused: {answer.error}"}
     concerned = [finding for finding in answer.findings if finding.failure in failures]
-    if accused := [finding for finding in concerned if finding.accuses or finding.verdict is Verdict.NOTED]:
+    if accused := [finding for finding in concerned if finding.is_there]:
         first = accused[0]
         # Preflight stops before a backward pass that it knows to end in an error, and says so.
         ends = first.ends or 'ends in "element 0' in first.evidence

@@ -174,6 +174,11 @@ class Finding:
         return self.verdict in (Verdict.FOUND, Verdict.NAMED, Verdict.SUSPECTED)
 
     @property
+    def is_there(self) -> bool:
+        """Whether it says that the failure is there, or may be, and if it is only noted."""
+        return self.accuses or self.verdict is Verdict.NOTED
+
+    @property
     def harm(self) -> str:
         """What it does to the run, where that was measured: blocks, learns nothing, slows, memory; else empty."""
         if self.ends:

@@ -36,7 +36,7 @@ def compare(before: Answer, after: Answer, again: Answer | None = None, what: st
     """
     if after.error and after.error != before.error and not (before.error and after.findings):
         return Differences(what, error=after.error)
-    there = [*before.accused, *before.noted]
+    there = [finding for finding in before.findings if finding.is_there]
     stayed = [finding.key for finding in there if _is_accused(finding, after)]
     left = [finding for finding in there if finding.key not in stayed]
     held = [finding.key for finding in left if _held(finding, after)]

@@ -55,9 +55,9 @@ class Stack:
     """Versions that belong together: each package named must be installed in a version that its specifier holds.
 
     `only_own_code` says that trl's trainers are spared in these versions and a loop of one's own is not. `only_where`
-    says of which machines it holds, such as those without Triton; elsewhere these versions are spared. `probes` are
+    says of which machines it holds, such as those without Triton. `probes` are
     patterns of the atlas' set-ups that hold this statement; where there are none, `not_measured` says why. `forgiven`
-    says how a run was seen to learn with it all the same.
+    says why a run learns with it.
     """
 
     what: str
