@@ -110,7 +110,7 @@ def test_batches_that_a_release_adds_are_its_own(
     """
     installed = {"trl": "0.14.0", "transformers": transformers_version}
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: 2 * loss))
-    made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
+    made.args.temperature = made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
     monkeypatch.setattr(textbook_judge, "_overridden", lambda trainer: [])
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or version(name))

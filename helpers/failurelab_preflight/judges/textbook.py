@@ -333,6 +333,8 @@ class StepJudge(TrainerCallback):
         # A size that Adam forgives is one where the direction is right, or wrong by the temperature alone.
         aligned = apart is not None and (report.floor.holds(apart) or "temperature" in report.line)
         failure, origin = self._failure(report.named or "", changed, aligned)
+        as_asked = report.temperature == getattr(self.trainer.args, "temperature", None)  # else something else draws
+        origin = "" if failure == "F15" and not as_asked and not changed else origin
         if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
@@ -346,7 +348,8 @@ class StepJudge(TrainerCallback):
         said = f"{f'{report.named}: ' if report.named else ''}step {report.step}: {report.reason}{where}"
         scaled = report.named in (_OF_GENERATION, _ACCUMULATION) and aligned and not changed
         cancels = self._cancels_size() and (scaled or (failure == "F15" and apart and report.floor.holds(apart)))
-        why = _CANCELS if cancels else forgiven(failure) if origin == RELEASE else ""
+        told = failure == "F15" or report.named in _WITHOUT_MASK  # what the registry says of a release
+        why = _CANCELS if cancels else forgiven(failure) if told and origin == RELEASE else ""
         said = f"{said.removesuffix('.')}; {why}" if why else said
         figures, place = _figures(report), self._place(own)
         more: dict[str, Any] = {"origin": origin, "mild": bool(why), "figures": figures, "place": place}
@@ -362,7 +365,7 @@ class StepJudge(TrainerCallback):
 
         if failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1]):
             said = f"step {report.step}: these scores lack the temperature too"
-            why, known = f"told alone once {failure} is repaired", not changed and bool(forgiven("F15"))
+            why, known = f"told alone once {failure} is repaired", not changed and as_asked and bool(forgiven("F15"))
             yield Finding.suspected("F15", said, why, _REPAIRS["F15"], origin=RELEASE * known, mild=known)
 
     @property
