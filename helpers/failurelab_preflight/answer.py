@@ -169,6 +169,11 @@ class Answer:
         return sorted([*self.named, *self.suspected], key=lambda finding: finding.mild)
 
     @property
+    def ended_by_cut(self) -> list[Finding]:
+        """What ended the run and may be the cut's: then whether the script ends so is not known."""
+        return [finding for finding in self.not_checked if finding.ends]
+
+    @property
     def left_by_patch(self) -> list[Finding]:
         """What is there still in the run with all of `patch`: what no edit repairs, and what is suspected."""
         return [finding for finding in self.accusations if finding.verdict is Verdict.SUSPECTED or not finding.diff]
@@ -178,8 +183,7 @@ class Answer:
         """4 if an edit was not tried, 1 if something is named or suspected, 3 if the script was not asked, else 0."""
         if self.compared and self.compared.error:
             return 4
-        ended = self.error or any(finding.ends for finding in self.not_checked)
-        return 1 if self.accusations else 3 if ended else 0
+        return 1 if self.accusations else 3 if self.error or self.ended_by_cut else 0
 
     def settle(self, findings: Iterable[Finding]) -> None:
         """Take the findings of all runs: the worst first, without what a worse one overrules, and each failure once."""

@@ -61,6 +61,14 @@ class Mute(type(tokenizer)):
 
 tokenizer.__class__ = Mute
 """
+ENGINE = """
+def of_the_engine(self, *args, **kwargs):
+    engine_logps = getattr(self, "engine_logps", None)
+    return GRPOTrainer.compute_loss(self, *args, **kwargs) * engine_logps[0]
+
+Own.compute_loss = of_the_engine
+options, more = {"use_vllm": True}, {}
+"""
 OTHER_REFERENCE = """
 from transformers import TrainerCallback
 
@@ -107,6 +115,14 @@ def test_a_loss_without_its_sign_is_found_where_it_lies_below_zero(run):
 def test_what_reward_functions_read_is_what_was_drawn(run):
     (found,) = accused(run(MUTE + MORE + GRPO))
     assert found.failure == "F14" and "what your reward functions read is not what was drawn" in found.evidence
+
+
+def test_an_error_for_want_of_the_engine_that_is_cut_away_is_not_told_as_the_script_s(run):
+    """A loss that reads what vLLM gives beside its tokens: the stand-in has none, and the TypeError was the script's."""
+    result = run(ENGINE + GRPO)
+    ended = of("cut", result.not_checked)
+    assert not result.error and ended.ends and ended.origin == "what was cut" and "use_vllm" in ended.why
+    assert not accused(result)
 
 
 def test_a_reference_that_a_callback_changes_as_training_begins(run):

@@ -1055,12 +1055,16 @@ def test_an_answer_begins_with_its_sentence(findings, error):
         ([Finding.suspected("F9", "e", "w")], "ended early"),  # a suspicion stood first, and the error was "too"
         ([Finding("F2", "e", verdict=Verdict.NAMED, ends=True)], "1 named (F2); the worst: F2 (blocks)"),
         ([Finding.not_checked("cut", "w", ends=True)], "could not be judged"),
+        (
+            [Finding.not_checked("cut", "w", ends=True), Finding.suspected("F9", "e", "w")],
+            "1 suspected (F9); what was cut ended the run",
+        ),
         ([Finding.noted("F15", "e", mild=True), Finding.held("F21", "e", "c")], "nothing found; 1 held, 1 noted (F15)"),
     ],
 )
 def test_the_first_line_says_what_stops_the_run(findings, begins):
     told = Answer("train.py", findings=findings)
-    told.error = "train.py, line 3" * bool(told.accusations)
+    told.error = "train.py, line 3" * bool(told.accusations and not told.ended_by_cut)
     assert terminal.verdict(told).startswith(f"train.py: {begins}")
     assert ("NOTED  F15" in terminal.text(told)) is bool(told.noted)
 
@@ -1104,6 +1108,7 @@ def test_no_heading_is_english_in_the_chinese_answer():
     bad += [Finding("F9", "e", "r", verdict=Verdict.NAMED, place=Location("t.ipynb", 3, 2))]
     bad += [Finding.suspected(each, "e", "w", "r") for each in ("F15", *terminal._TITLES)]
     bad += [Finding.suspected("F20", "e", "w", "r", origin=RELEASE, mild=True)]
+    bad += [Finding.not_checked("cut", "-", ends=True)]
     rest = [Finding.held("F10", "x", "y"), Finding.not_checked("F12", "w"), Finding.not_applicable("F5", "n")]
     lines = [Line(worth, "f", "c", [1.0]) for worth in ("right", "wrong", "other", "none")]
     table = RewardTable(["reward_funcs[0] f"], lines * 5, notes=["n"])

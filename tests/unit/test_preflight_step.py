@@ -43,6 +43,14 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
 
 
+def test_a_stock_trainer_of_no_release_is_accused(model, tokenizer, tmp_path):
+    """F21 of trl 0.14, which scores without a mask of the prompts' padding, and F15 before 0.16 were NAMED."""
+    answers = judge(trainer(model, tokenizer, tmp_path, lengths=(4, 5), temperature=0.7), differing=True)
+    assert not [answer for answer in answers.values() if answer.accuses], answers
+    noted = {name for name, answer in answers.items() if answer.verdict is Verdict.NOTED}
+    assert noted == {"F21", "F15"} if before("0.15") else noted == {"F15"} if before("0.16") else not noted
+
+
 @pytest.mark.skipif(before("0.15"), reason="this release has no micro-batches of completions")
 def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_path):
     """Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD."""

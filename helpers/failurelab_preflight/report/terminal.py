@@ -42,6 +42,8 @@ def text(answer: Answer, language: str = "en", everything: bool = False) -> str:
     lines += _wrap(verdict(answer, language), width, "")
     if answer.error:
         lines += _wrap(say("ERROR {}", answer.error), width, "")
+    for finding in answer.ended_by_cut:
+        lines += _wrap(f"{say(finding.verdict.value)}  {finding.why}", width, "")
     if answer.in_force:
         lines += ["", say("In force")]
         for setting in answer.in_force:
@@ -101,7 +103,8 @@ def verdict(answer: Answer, language: str = "en") -> str:
         known = say(", ").join(say(word) for word in (worst.harm, worst.origin) if word)
         said = say(", ").join(parts) + (say("; the worst: {} ({})", name(worst.failure, say), known) if known else "")
         said += say("; the script ended in an error too.") * bool(answer.error)
-    elif answer.error or any(finding.ends for finding in answer.not_checked):
+        said += say("; what was cut ended the run.") * bool(answer.ended_by_cut)
+    elif answer.error or answer.ended_by_cut:
         said = say("could not be judged.")
     else:
         said = say("nothing found; {} held", len(answer.held))
