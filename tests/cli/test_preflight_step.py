@@ -118,7 +118,7 @@ def test_what_reward_functions_read_is_what_was_drawn(run):
 
 
 def test_an_error_for_want_of_the_engine_that_is_cut_away_is_not_told_as_the_script_s(run):
-    """A loss that reads what vLLM gives beside its tokens: the stand-in has none, and the TypeError was the script's."""
+    """A loss that reads what vLLM gives beside its tokens: the stand-in has none, which was told as a TypeError."""
     result = run(ENGINE + GRPO)
     ended = of("cut", result.not_checked)
     assert not result.error and ended.ends and ended.origin == "what was cut" and "use_vllm" in ended.why

@@ -44,7 +44,8 @@ _CHINESE = {
     # the last line
     "{}: {}": "{}：{}", "{} named ({})": "确定 {} 个（{}）", "{} suspected ({})": "怀疑 {} 个（{}）",
     "ended early, by the error below": "提前停下了，错误见下", ", {} noted ({})": "，{} 个只作提示（{}）",
-    "; the script ended in an error too.": "；脚本还报错停下了。", "; what was cut ended the run.": "；运行因裁剪而停下。",
+    "; the script ended in an error too.": "；脚本还报错停下了。",
+    "; what was cut ended the run.": "；运行因裁剪而停下。",
     "could not be judged.": "没法检查。",
     "; the worst: {} ({})": "；最严重的：{}（{}）", "blocks": "训练停下",
     "learns nothing": "什么也学不到", "slows": "变慢",

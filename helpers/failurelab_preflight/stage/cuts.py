@@ -108,7 +108,7 @@ _STAND_INS = {
 
 
 # What only the engine has of which `use_vllm` asks: the model on it, and what it gives beside the tokens.
-_OF_ENGINE = re.compile(r"vllm|\bllm\b|log_?prob|sampling_\w*logps", re.IGNORECASE)
+_OF_ENGINE = re.compile(r"vllm|\bllm\b|log_?p(s|rob)", re.IGNORECASE)
 _LAST = 3  # frames of an error that are read
 
 
