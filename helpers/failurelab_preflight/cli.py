@@ -339,16 +339,13 @@ def _first_run(session: Session, again: bool | None) -> tuple[Answer, list[Effec
         first = session.run(Change())
     except TimeIsOver as error:
         return dataclasses.replace(error.known, error=str(error)), error.known.effects, False
-    for count in _GPUS if first.demands_gpu and again is not False and (again or not first.effects) else ():
-        session.gpus = max(count, session.count)
-        try:
+    if first.demands_gpu and again is not False and (again or not first.effects):
+        session.gpus = _GPUS
+        with contextlib.suppress(TimeIsOver):
             told = session.run(Change())
-        except TimeIsOver:
-            break
-        if not told.demands_gpu:
-            note = f"the script demands a GPU: it was told of {session.gpus}, and what it puts there is put on the CPU"
-            first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
-            break
+            if not told.demands_gpu:
+                note = f"the script demands a GPU: it was told of {_GPUS}, and what it puts there is put on the CPU"
+                first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
     if first.demands_gpu and again is None and first.effects:
         first.error += f". Or --try: the script {first.effects[0]}, so it is not run again unasked, and told of a GPU"
     first = _with_numbers_as_given(session, first, again)
@@ -414,4 +411,4 @@ def _contents(path: str, text: str | None) -> bytes:
     return pathlib.Path(path).read_bytes() if text is None else encode_source(path, text)
 
 
-_GPUS = (1, 8)  # that a script is told of which demands some
+_GPUS = 8  # that a script is told of which demands some

@@ -47,7 +47,6 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         return
     if len(places) < len(functions):
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
-    note_sampling(training)
     never = [place for place in places if training.finished and place not in training.called]
     if never and (not training.called or _has_own_methods(training)):
         keys = " and ".join(signature.key_of(functions, place) for place in never)
@@ -151,17 +150,6 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
         if len(kinds) <= ROWS:
             chosen += [row for value, row in kinds.items() if all(value != other.get(name) for other in chosen)]
     return chosen
-
-
-def note_sampling(training: Training) -> None:
-    """Note the options of sampling that the first generation took from the model's own generation config."""
-    if taken := training.model_defaults:
-        values = ", ".join(f"{name}={value!r}" for name, (value, _) in taken.items())
-        others = ", ".join(f"{name}={other!r}" for name, (_, other) in taken.items())
-        training.notes.append(
-            f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the "
-            f"trainer leaves at the library's default ({others}): the loss is not of that distribution"
-        )
 
 
 def _call_size(training: Training) -> dict[str, int]:

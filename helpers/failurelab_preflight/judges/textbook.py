@@ -60,17 +60,10 @@ _FAILURES = {
 _CONTROLS = ("opposite sign", "scores shifted by one")  # which have to be seen, where a gradient holds
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
-CUT_AWAY = {  # options that the cut training lacks, and what they would do to the gradient
-    "fp16": "the gradients are scaled by a factor that the scaler changes",
-    "parallelism_config": "the gradients are spread over processes",
-    "sync_ref_model": "the reference model changes during training",
-    "torch_compile": "the compiled forward pass may be another one",
-    "use_liger_kernel": "the kernels replace the model's layers",
-    "use_liger_loss": "the loss is computed by a kernel of its own",
-    "use_transformers_continuous_batching": "generation does not go through `generate`",
-    "use_transformers_paged": "generation does not go through `generate`",
-    "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
-}
+CUT_AWAY = (  # options that the cut training lacks, with which the gradient may be another one
+    "fp16", "parallelism_config", "sync_ref_model", "torch_compile", "use_liger_kernel", "use_liger_loss",
+    "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm",
+)  # fmt: skip
 _OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
 _CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
 _WITHOUT_MASK = ("no attention mask", "no attention mask and no temperature")
@@ -499,8 +492,8 @@ def cut_away(training: Training) -> list[str]:
         and not getattr(training.trainer.args, name, None)
     ]
     given, args = training.arguments, training.trainer.args
-    cut = {name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)}
-    return lines + [f"{name} is cut away: {reason}" for name, reason in CUT_AWAY.items() if name in cut]
+    cut = [name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)]
+    return lines + [f"{name} is cut away, and with it the gradient may be another one" for name in cut]
 
 
 def _uses_liger(training: Training) -> bool:
