@@ -1,7 +1,6 @@
 """What reward functions paid for made-up completions, as a table that a person reads at a glance, and flags beside."""
 
 import dataclasses
-import html
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ class Line:
     rewards: list[float | str | None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RewardTable:
     """What each reward function pays for the completions of one prompt.
 
@@ -52,7 +51,7 @@ class RewardTable:
         """Return the table that `to_json` was asked for."""
         return cls(list(table["functions"]), [Line(**line) for line in table["lines"]], notes=list(table["notes"]))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([*self.picture(), *map(_said, self.flags)])
 
     def picture(self, width: int = 100, say: Callable[..., str] = str.format) -> list[str]:
@@ -88,19 +87,6 @@ class RewardTable:
         of_worth = [[line for line in kinds.values() if line.worth == worth][:_SHOWN] for worth in _WORTH]
         chosen = [line for lines in of_worth for line in lines]
         return chosen, len(self.lines) - len(chosen)
-
-    def _repr_html_(self) -> str:
-        chosen, left = self._chosen()
-        head = "".join(f"<th>{html.escape(key)}</th>" for key in self.functions)
-        body = "".join(
-            f"<tr><td>{line.worth}</td><td>{html.escape(line.form)}</td><td><code>{html.escape(quote(line.text))}</code>"
-            f"</td>{''.join(f'<td>{_cell(value)}</td>' for value in line.rewards)}</tr>"
-            for line in chosen
-        )
-        said = [*map(_said, self.flags), *self.notes]
-        said += [f"{left} more completions"] * bool(left)
-        below = "".join(f"<li>{html.escape(text)}</li>" for text in said)
-        return f"<table><tr><th></th><th>form</th><th>completion</th>{head}</tr>{body}</table><ul>{below}</ul>"
 
 
 def scale_notes(table: RewardTable, weights: Sequence[float]) -> Iterator[str]:
