@@ -42,7 +42,8 @@ from failurelab.failures import verdicts, versions
 from failurelab.failures.atlas import COULD_NOT_RUN, LOUD, NONE, NOT_MEASURED, NOT_THERE, SILENT, STATES
 from failurelab.failures.toml_table import read_toml
 from failurelab_course.eras import install
-from failurelab_preflight.answer import Answer, Change, Verdict
+from failurelab_preflight.answer import Answer
+from failurelab_preflight.finding import Change, Verdict
 from failurelab_preflight.session import Session, TimeIsOver
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -176,7 +177,7 @@ def _ask_all(python: str, probes: list[Record]) -> Record:
     if not probes:
         return {"probes": []}
     spec = {"script": str(HERE / "probe.py"), "folder": str(HERE), "module": "", "arguments": [], "steps": 3}
-    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
+    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": ""}
     variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1"}
     variables |= {"PYTHONPATH": str(ROOT / "helpers")}
     records = []
@@ -431,12 +432,12 @@ def judge(answer: Answer, failures: list[str], refused: str = "", spared: str = 
     if refused and re.search(refused, answer.error):
         return {"state": NOT_THERE, "said": f"refused: {answer.error}"}
     concerned = [finding for finding in answer.findings if finding.failure in failures]
-    if accused := [finding for finding in concerned if finding.accuses]:
+    if accused := [finding for finding in concerned if finding.is_there]:
         first = accused[0]
         # Preflight stops before a backward pass that it knows to end in an error, and says so.
         ends = first.ends or 'ends in "element 0' in first.evidence
         state = LOUD if ends or (first.failure == "F22" and answer.error) else SILENT
-        sure = {} if first.verdict in (Verdict.FOUND, Verdict.NAMED) else {"read": True}
+        sure = {} if first.verdict is not Verdict.SUSPECTED else {"read": True}
         return {"state": state, "failure": first.failure, "said": first.evidence, **sure}
     if held := [finding for finding in concerned if finding.verdict is Verdict.HELD]:
         return {"state": NONE, "said": held[0].evidence}

@@ -1,18 +1,10 @@
-"""What preflight answers with: findings, each with a verdict and a key that stays, and the answer that they make up.
-
-A judge says what it has measured as a `Finding`: measured and bad (FOUND), read and bad (SUSPECTED), looked for and not
-there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). What accuses
-nobody is a line of `Training.notes`. Preflight then
-runs the script again with the repair of what was FOUND: it is NAMED when it comes again without the repair and its
-judge says HELD with it, and SUSPECTED with a reason otherwise (`trials`).
+"""What preflight answers with: what was said of each failure (`finding`), and the answer that they make up.
 
 The same objects cross from the script's process to the command, to the screen, and to `--json`: `to_json` and
 `from_json` are the only ones. Two answers speak of the same thing if their keys are equal; no sentence is compared.
 """
 
 import dataclasses
-import enum
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +12,7 @@ from failurelab import __version__, failures
 from failurelab.errors import FailureLabError
 from failurelab.failures import figures
 from failurelab.failures.loader import PACKAGES
+from failurelab_preflight.finding import Finding, Quantity, Verdict
 from failurelab_preflight.rewards.table import RewardTable
 
 SCHEMA = 2  # of the answer as JSON; docs/ci.md has its keys
@@ -32,65 +25,8 @@ class SchemaError(FailureLabError):
     exit_status = 2
 
 
-class Verdict(str, enum.Enum):
-    """What is said of a failure."""
-
-    FOUND = "FOUND"  # measured in one run, and its repair not tried yet
-    NAMED = "NAMED"
-    SUSPECTED = "SUSPECTED"
-    HELD = "HELD"
-    NOT_CHECKED = "NOT CHECKED"
-    NOT_APPLICABLE = "DOES NOT APPLY"
-
-
-@dataclasses.dataclass(frozen=True)
-class Quantity:
-    """A number that was measured.
-
-    Attributes:
-        name: what it is, such as `tensors without a gradient`.
-        value: the number.
-        unit: such as `nats a token`; empty for a count.
-        scale: what makes it large or small: the number of all, or what rounding gives; None where there is none.
-    """
-
-    name: str
-    value: float
-    unit: str = ""
-    scale: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Location:
-    """A line of the script's own code, from 1; of a notebook the code cell, from 1, and the line in it."""
-
-    file: str
-    line: int
-    cell: int = 0
-
-    def __str__(self) -> str:
-        return f"{pathlib.PurePath(self.file).name}, {self.within}"
-
-    @property
-    def within(self) -> str:
-        """The place without the file's name."""
-        return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
-
-
 COMMAND_LINE = "command line"
 KNOWN = ".known"  # beside a run's report: what its judges have said so far
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """What a run does otherwise than the script says; a run of the next round adds to it.
-
-    Attributes:
-        files: the whole text of each file of the script's own that is edited, by its path; the script's command line
-            is one of them, under the name COMMAND_LINE.
-    """
-
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,151 +75,6 @@ class Differences:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
-    """What one judge says of one failure.
-
-    Attributes:
-        failure: its id in the registry.
-        evidence: what was measured or read, with its figure and the scale that makes it large. Where a failure is
-            HELD it is the figure of a repair that was tried, too.
-        repair: what to change: the next step in one sentence.
-        undo: what takes this failure away and nothing else, for a run that tries it; or several such, of which the
-            first that heals is taken; None where there is no such thing. It stays in the script's process.
-        tried: what the same measurement said with the failure undone: in a run with its repair, or by the judge on the
-            live objects (other rows, another reward). Empty where nothing was undone.
-        ends: whether it ends the run in an error by itself, before anything else can be seen.
-        part: which of several things in the script has it, such as `reward_funcs[1]` or `max_prompt_length`.
-        fault: which of several faults of one failure that thing has; empty where there is one.
-        verdict: see `Verdict`.
-        why: why it is not named, or could not be checked, or does not apply.
-        control: what the same measurement said, on the same model and batch, when the failure was planted. A judge
-            that would not have seen the failure is blind, and says NOT CHECKED.
-        figures: the numbers of `evidence`.
-        place: the line that its repair changes; None where there is none.
-        cut: what of the script's work was cut away that this failure needs.
-        changes: what runs with its repairs do otherwise, one for each repair of `undo`.
-        diff: its repair as a diff of the script, on top of the repairs of the rounds before.
-        round: in which it was named, from 1.
-        own: whether the script's own code changes what has it, so that no other release of a library need heal it.
-        mild: whether what is learned hardly changes by it: it is a constant size that Adam cancels.
-    """
-
-    failure: str
-    evidence: str = ""
-    repair: str = ""
-    undo: Any = None
-    tried: str = ""
-    ends: bool = False
-    part: str = ""
-    fault: str = ""
-    verdict: Verdict = Verdict.FOUND
-    why: str = ""
-    control: str = ""
-    figures: tuple[Quantity, ...] = ()
-    place: Location | None = None
-    cut: tuple[str, ...] = ()
-    changes: tuple[Change, ...] = ()
-    diff: str = ""
-    round: int = 0
-    own: bool = False
-    mild: bool = False
-
-    @classmethod
-    def suspected(cls, failure: str, evidence: str, why: str, repair: str = "", **more: Any) -> "Finding":
-        """Return a failure that speaks from arguments, versions or texts alone, and why that is no proof."""
-        return cls(failure, evidence, repair, verdict=Verdict.SUSPECTED, why=why, **more)
-
-    @classmethod
-    def held(cls, failure: str, evidence: str, control: str, **more: Any) -> "Finding":
-        """Return that a failure was looked for and is not there, and what was seen of it when it was planted."""
-        return cls(failure, evidence, verdict=Verdict.HELD, control=control, **more)
-
-    @classmethod
-    def not_checked(cls, failure: str, why: str, **more: Any) -> "Finding":
-        """Return that a failure could not be looked for: what a small random model cannot tell is never a PASS."""
-        return cls(failure, verdict=Verdict.NOT_CHECKED, why=why, **more)
-
-    @classmethod
-    def not_applicable(cls, failure: str, why: str) -> "Finding":
-        """Return that this script cannot have a failure: what it needs is not there (no adapter, no second process)."""
-        return cls(failure, verdict=Verdict.NOT_APPLICABLE, why=why)
-
-    @property
-    def key(self) -> str:
-        """What stays the same from run to run: `F2`, `F11:max_prompt_length`, `F14:reward_funcs[1]:line breaks`.
-
-        It holds no line of the script, for a repair moves the lines.
-        """
-        return ":".join(filter(None, (self.failure, self.part, self.fault)))
-
-    @property
-    def accuses(self) -> bool:
-        """Whether it says that the failure is there, or may be."""
-        return self.verdict in (Verdict.FOUND, Verdict.NAMED, Verdict.SUSPECTED)
-
-    @property
-    def harm(self) -> str:
-        """What it does to the run, where that was measured: blocks, learns nothing, slows, memory; else empty."""
-        if self.ends:
-            return "blocks"
-        lost = next((figure for figure in self.figures if figure.name == "tensors_without_gradient"), None)
-        if lost is not None and lost.value and lost.value == lost.scale:
-            return "blocks" if self.failure == "F2" else "learns nothing"
-        return _HARM.get(self.failure, "slows" if self.mild else "")
-
-    @property
-    def origin(self) -> str:
-        """What makes it, where that is known: the script, this release, or what was cut; else empty."""
-        made = {"the script": self.own, "this release": self.failure == "release", "what was cut": bool(self.cut)}
-        return next((name for name, is_so in made.items() if is_so), "")
-
-    @property
-    def notebook(self) -> str:
-        """The notebook that tells why; empty where the registry has none."""
-        return next((known.notebook or "" for known in failures.all() if known.id == self.failure), "")
-
-    def covers(self, other: "Finding") -> bool:
-        """Whether it speaks of the same thing as another, which may say less of it: not which part, or which fault."""
-        return f"{self.key}:".startswith(f"{other.key}:")
-
-    def to_json(self, texts: bool = True) -> dict[str, Any]:
-        """Return it as JSON can hold it; what is empty is left out, but for what every reader asks for.
-
-        Without `texts` it holds no path, and nothing that may quote the script, its rows or its error.
-        """
-        if not texts:
-            place = self.place and dataclasses.replace(self.place, file=pathlib.PurePath(self.place.file).name)
-            blank: dict[str, Any] = dict.fromkeys(_TEXTS, "")
-            told = dataclasses.replace(self, place=place, changes=(), cut=(), **blank)
-            return {name: value for name, value in told.to_json().items() if name not in _TEXTS}
-        always = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "undo"}
-        kept = {name: value for name, value in fields.items() if value or name in always}
-        kept |= {"figures": [dataclasses.asdict(figure) for figure in self.figures]} if self.figures else {}
-        kept |= {"place": dataclasses.asdict(self.place)} if self.place else {}
-        kept |= {"changes": [dataclasses.asdict(change) for change in self.changes]} if self.changes else {}
-        kept |= {"cut": list(self.cut)} if self.cut else {}
-        kept |= {"verdict": self.verdict.value}
-        return {"key": self.key} | kept | ({"notebook": self.notebook or None} if self.accuses else {})
-
-    @classmethod
-    def from_json(cls, entry: Mapping[str, Any], verdict: Verdict = Verdict.NAMED) -> "Finding":
-        """Return a finding that was JSON, with this verdict where it names none.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is none.
-        """
-        names = {field.name for field in dataclasses.fields(cls)} - {"undo"}
-        values = {name: value for name, value in entry.items() if name in names}
-        values["verdict"] = Verdict(values.get("verdict", verdict))
-        values["figures"] = tuple(Quantity(**figure) for figure in values.get("figures", ()))
-        values["place"] = Location(**values["place"]) if values.get("place") else None
-        values["changes"] = tuple(Change(**change) for change in values.get("changes", ()))
-        values["cut"] = tuple(values.get("cut", ()))
-        return cls(**values)
-
-
-@dataclasses.dataclass(frozen=True)
 class Effect:
     """What a script does beside its training: it writes a file, starts a process, connects to a host."""
 
@@ -294,12 +85,10 @@ class Effect:
         return f"{self.kind} {self.what}"
 
 
-_TEXTS = ("evidence", "repair", "tried", "why", "control", "diff")  # of a finding
-# What these do wherever they are; of others it hangs on the figure. F3a keeps rows, F23 and F10 leave no gradient.
-_HARM = {"F3a": "memory", "F10": "learns nothing", "F23": "learns nothing", "F22": "blocks", "F5": "blocks"}
 # The lists of the answer as JSON, and what is said in each.
 _LISTS = {
     "findings": (Verdict.NAMED, Verdict.FOUND),
+    "noted": (Verdict.NOTED,),
     "suspected": (Verdict.SUSPECTED,),
     "held": (Verdict.HELD,),
     "not_applicable": (Verdict.NOT_APPLICABLE,),
@@ -354,6 +143,7 @@ class Answer:
     # Those with one verdict: what was measured in a run and not tried yet, what was repaired in turn, and so on.
     found = property(lambda self: self.of(Verdict.FOUND))
     named = property(lambda self: self.of(Verdict.NAMED))
+    noted = property(lambda self: self.of(Verdict.NOTED))
     suspected = property(lambda self: self.of(Verdict.SUSPECTED))
     held = property(lambda self: self.of(Verdict.HELD))
     not_checked = property(lambda self: self.of(Verdict.NOT_CHECKED))
@@ -379,6 +169,11 @@ class Answer:
         return sorted([*self.named, *self.suspected], key=lambda finding: finding.mild)
 
     @property
+    def ended_by_cut(self) -> list[Finding]:
+        """What ended the run and may be the cut's: then whether the script ends so is not known."""
+        return [finding for finding in self.not_checked if finding.ends]
+
+    @property
     def left_by_patch(self) -> list[Finding]:
         """What is there still in the run with all of `patch`: what no edit repairs, and what is suspected."""
         return [finding for finding in self.accusations if finding.verdict is Verdict.SUSPECTED or not finding.diff]
@@ -388,7 +183,7 @@ class Answer:
         """4 if an edit was not tried, 1 if something is named or suspected, 3 if the script was not asked, else 0."""
         if self.compared and self.compared.error:
             return 4
-        return 1 if self.accusations else 3 if self.error else 0
+        return 1 if self.accusations else 3 if self.error or self.ended_by_cut else 0
 
     def settle(self, findings: Iterable[Finding]) -> None:
         """Take the findings of all runs: the worst first, without what a worse one overrules, and each failure once."""
@@ -402,7 +197,7 @@ class Answer:
         ]
         self.findings += sorted(doubts, key=lambda finding: (not finding.ends, rank(finding.failure)))
         listed = {finding.failure for finding in self.findings}
-        for verdict in (Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE):
+        for verdict in (Verdict.NOTED, Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE):
             # what could not be checked of one part is told beside what was found of another
             left = [
                 finding
@@ -477,7 +272,7 @@ class Answer:
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "release", "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F16", "F21", "F14",
+    "release", "given", "cut", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F16", "F21", "F14",
     "F12", "F13", "F10", "F9", "F11", "callback", "first rewards",
     "F19", "F15", "F20",
 )  # fmt: skip
@@ -485,7 +280,8 @@ ORDER = (
 
 # Of one failure several things may be said, of its parts.
 _WORST = [
-    Verdict.NAMED, Verdict.FOUND, Verdict.SUSPECTED, Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE,
+    Verdict.NAMED, Verdict.FOUND, Verdict.SUSPECTED, Verdict.NOTED, Verdict.NOT_CHECKED, Verdict.HELD,
+    Verdict.NOT_APPLICABLE,
 ]  # fmt: skip
 
 

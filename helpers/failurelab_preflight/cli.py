@@ -1,6 +1,7 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -16,7 +17,8 @@ from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab_preflight import launcher_line
-from failurelab_preflight.answer import Answer, Change, Differences, Effect, Finding, SchemaError
+from failurelab_preflight.answer import Answer, Differences, Effect, SchemaError
+from failurelab_preflight.finding import Change, Finding
 from failurelab_preflight.patch import PatchError, apply_patch
 from failurelab_preflight.report import terminal, words
 from failurelab_preflight.script_text import encode_source, make_patch, read_source
@@ -206,7 +208,6 @@ def ask(
     world_size: int | None = None,
     time_limit: float = 600,
     again: bool | None = None,
-    preload: bool = True,
     beside: Beside | None = None,
     say: Any = lambda stage: None,
 ) -> Answer:
@@ -222,7 +223,6 @@ def ask(
         again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
             beside its training (see `stage.effects`).
         beside: what it is measured beside; then no repair of preflight's own is tried.
-        preload: whether the libraries are imported once for all runs of the script; else by each of them.
         say: called with each stage.
 
     Raises:
@@ -254,9 +254,9 @@ def ask(
         "real_model": real_model,
         "world_size": world_size or started.world_size,
         "zero_stage": started.zero_stage,
+        "zero_config": started.zero_config,
         "left_out": started.left_out,
         "visible": (os.environ | dict(started.environment)).get("CUDA_VISIBLE_DEVICES", ""),
-        "preload": preload,
     }
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         variables = dict(started.environment)
@@ -339,16 +339,13 @@ def _first_run(session: Session, again: bool | None) -> tuple[Answer, list[Effec
         first = session.run(Change())
     except TimeIsOver as error:
         return dataclasses.replace(error.known, error=str(error)), error.known.effects, False
-    for count in _GPUS if first.demands_gpu and again is not False and (again or not first.effects) else ():
-        session.gpus = max(count, session.count)
-        try:
+    if first.demands_gpu and again is not False and (again or not first.effects):
+        session.gpus = _GPUS
+        with contextlib.suppress(TimeIsOver):
             told = session.run(Change())
-        except TimeIsOver:
-            break
-        if not told.demands_gpu:
-            note = f"the script demands a GPU: it was told of {session.gpus}, and what it puts there is put on the CPU"
-            first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
-            break
+            if not told.demands_gpu:
+                note = f"the script demands a GPU: it was told of {_GPUS}, and what it puts there is put on the CPU"
+                first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
     if first.demands_gpu and again is None and first.effects:
         first.error += f". Or --try: the script {first.effects[0]}, so it is not run again unasked, and told of a GPU"
     first = _with_numbers_as_given(session, first, again)
@@ -373,23 +370,18 @@ def _with_numbers_as_given(session: Session, first: Answer, again: bool | None) 
     A class of the script's may compare `num_generations` with a number of its own: it is right, and the cut is not.
     """
     cut = first.refuses_cut
-    for whole in (1, 2) if again is not False and (again or not first.effects) else ():
-        if not first.refuses_cut:
-            break
-        session.whole = whole
-        session.say(f"making the trainer again with {'its batch' if whole == 1 else 'all its numbers'} as given")
-        try:
+    if cut and again is not False and (again or not first.effects):
+        session.whole = True
+        session.say("making the trainer again with its numbers as given")
+        with contextlib.suppress(TimeIsOver):
             told = session.run(Change())
-        except TimeIsOver:
-            break
-        first = dataclasses.replace(told, effects=[*first.effects, *told.effects])
+            first = dataclasses.replace(told, effects=[*first.effects, *told.effects])
     if first.refuses_cut:
         first.error += (
             f". Cut was {', '.join(first.refuses_cut)}: with --try it is made again with the numbers as given"
         )
     elif cut and not first.error:
-        given = "its batch" if session.whole == 1 else "all its numbers"
-        first.notes.append(f"the trainer was made with {given} as given: its making refuses {', '.join(cut)}")
+        first.notes.append(f"the trainer was made with its numbers as given: its making refuses {', '.join(cut)}")
     return first
 
 
@@ -419,4 +411,4 @@ def _contents(path: str, text: str | None) -> bytes:
     return pathlib.Path(path).read_bytes() if text is None else encode_source(path, text)
 
 
-_GPUS = (1, 8)  # that a script is told of which demands some
+_GPUS = 8  # that a script is told of which demands some

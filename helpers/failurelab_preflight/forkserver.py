@@ -42,11 +42,10 @@ def main() -> None:
     _take_packages()
     spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
     sys.path[0] = spec["folder"]
-    if spec["preload"]:
-        gc.disable()  # a quarter of the time of large imports, which leave little garbage
-        preload(pathlib.Path(spec["script"]))
-        gc.freeze()  # or the collector of each run would write into all pages that it shares with this process
-        gc.enable()
+    gc.disable()  # a quarter of the time of large imports, which leave little garbage
+    preload(pathlib.Path(spec["script"]))
+    gc.freeze()  # or the collector of each run would write into all pages that it shares with this process
+    gc.enable()
     for line in iter(sys.stdin.readline, ""):
         orders = json.loads(line)
         left = {_fork(spec, order): pathlib.Path(order["status"]) for order in orders}

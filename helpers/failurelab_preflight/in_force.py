@@ -16,10 +16,10 @@ from failurelab_preflight.training import Training
 
 def read_settings(training: Training) -> Iterator[Setting]:
     """Yield what is in force, a line each; what the trainer does not have is left out."""
-    trainer, given = training.trainer, training.arguments
+    trainer, arguments = training.trainer, training.arguments
     model, load = unwrap(trainer.model), policy_load(training)
     kinds = collections.Counter(kind for kind, _ in gradients.checkpointed(model))
-    asked, default = (values.get("gradient_checkpointing") for values in (given, _defaults(trainer.args)))
+    asked, default = (values.get("gradient_checkpointing") for values in (arguments, _defaults(trainer.args)))
     by = "the script's model" if not asked else "this release's default" if default == asked else "the arguments"
     on = f"{', '.join(f'{kind} ({count} modules)' for kind, count in kinds.items())}, by {by}" if kinds else "off"
     yield Setting("checkpointing", on, "asked for" if asked and not kinds else "")
@@ -38,13 +38,16 @@ def read_settings(training: Training) -> Iterator[Setting]:
     yield Setting("quantization", f"{load.bits} bits, as loaded" if load and load.bits else "none")
     drawn = getattr(getattr(trainer, "generation_config", None), "temperature", None)
     if drawn is not None:
-        asked = given.get("temperature")
-        yield Setting("temperature", f"{drawn:g} in generation", f"{asked:g}" if asked not in (None, drawn) else "")
+        asked = arguments.get("temperature")
+        own = ", ".join(f"{name}={value!r}" for name, (value, _) in training.model_defaults.items())
+        own = f"; {own} of the model's generation_config, which the loss does not know" * bool(own)
+        given = f"{asked:g}" if asked not in (None, drawn) else ""
+        yield Setting("temperature", f"{drawn:g} in generation{own}", given)
     if step := read_step(training):
         prompts = step.completions / step.generations
         yield Setting("one step", f"{prompts:g} prompts, {step.completions} completions, {step.generations} a prompt")
     yield Setting("reference", _reference(trainer, model))
-    engine = next((name for name in ("use_vllm", "use_transformers_paged") if given.get(name)), "")
+    engine = next((name for name in ("use_vllm", "use_transformers_paged") if arguments.get(name)), "")
     yield Setting("engine", "generate() of transformers", engine)
 
 

@@ -5,7 +5,7 @@ asks for ZeRO. A launcher's options are read by the launcher's own parser, in th
 (`launcher_options`), and so are the files that it reads: that of `accelerate config`, say. `trl` is accelerate with
 options that may stand in the file of `--config` too. Where the processes are started is `session`.
 
-Sources: trl `cli`; ms-swift `cli.main`; LLaMA-Factory `launcher`.
+Source: trl `cli`.
 """
 
 import dataclasses
@@ -38,10 +38,6 @@ _FLAGS = ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu")
 OF_LAUNCH = (*_OF_ACCELERATE, *_FLAGS)
 _NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
 _STARTERS = [["nohup"], ["time"], ["env"], ["exec"], ["srun"], *([tool, "run"] for tool in ("uv", "poetry", "pdm"))]
-_OTHER_LAUNCHERS = {
-    "swift": "Next: failurelab preflight -- python -m swift.cli.rlhf ARGS",
-    "llamafactory-cli": "Next: failurelab preflight -- python -m llamafactory.launcher CONFIG.yaml",
-}
 
 
 class LaunchError(FailureLabError):
@@ -63,6 +59,7 @@ class Launch:
         environment: variables set in front of the command, and by the launcher.
         python: the interpreter that the line names, or that of its launcher; None where none is found.
         left_out: what the launch asks for and a judgement does without, a text each.
+        zero_config: of DeepSpeed: the path of a JSON file, or its text.
     """
 
     script: str = ""
@@ -73,6 +70,7 @@ class Launch:
     python: str | None = None
     module: str = ""
     left_out: tuple[str, ...] = ()
+    zero_config: str = ""
 
 
 def read_line(words: list[str], python: str | None = None) -> Launch:
@@ -97,7 +95,7 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
             break
     command = pathlib.Path(words[0]).name if words else ""
     if command.endswith(SCRIPTS):
-        return Launch(words[0], tuple(words[1:]), _world_size(variables), *_of_variables(variables))
+        return Launch(words[0], tuple(words[1:]), _world_size(variables), **_of_variables(variables))
     named = None
     if re.fullmatch(r"python[\d.]*", command):
         named, *words = words
@@ -107,7 +105,7 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
     elif command in ("accelerate", "torchrun", "deepspeed", "trl"):
         named = _interpreter(words.pop(0))
     else:
-        other = _OTHER_LAUNCHERS.get(command, "Next: the line that it launches, or SCRIPT with --world-size N")
+        other = "Next: the line that it launches (python -m MODULE too), or SCRIPT with --world-size N"
         if command.endswith((".yaml", ".yml")):
             other = f"Next: failurelab preflight -- trl grpo --config {words[0]}, or with the launcher that reads it"
         known = "accelerate launch, torchrun, deepspeed, trl, python"
@@ -123,12 +121,12 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
     size, machines = int(launch["processes"]), int(launch["machines"])
     if size < 1:
         raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
-    stage, environment = _of_variables(variables | launch.get("environment", {}))
+    asked = _of_variables(variables | launch.get("environment", {}))
     if "zero_stage" in launch:
-        stage = zero_stage(launch["deepspeed_config_file"]) or int(launch["zero_stage"])
+        asked |= _zero(launch["deepspeed_config_file"], launch["zero_stage"])
     left_out = (*launch.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
-    arguments = tuple(launch["arguments"])
-    return Launch(launch["script"], arguments, size, stage, environment, named, launch["module"], left_out)
+    more = {"python": named, "module": launch["module"], "left_out": left_out}
+    return Launch(launch["script"], tuple(launch["arguments"]), size, **asked, **more)
 
 
 def _world_size(variables: dict[str, str]) -> int:
@@ -139,13 +137,17 @@ def _world_size(variables: dict[str, str]) -> int:
     return int(size)
 
 
-def _of_variables(variables: dict[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Return the ZeRO stage that the environment asks for, as accelerate tells it its processes; and the variables."""
-    environment, stage = os.environ | variables, 0
+def _of_variables(variables: dict[str, str]) -> dict[str, Any]:
+    """Return the variables, and the ZeRO that the environment asks for, as accelerate tells it its processes."""
+    environment, zero = os.environ | variables, {}
     if environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
-        stage = zero_stage(environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"))
-        stage = stage or int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-    return stage, tuple(variables.items())
+        stage = environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+        zero = _zero(environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"), stage)
+    return {"environment": tuple(variables.items()), **zero}
+
+
+def _zero(config: str | None, stage: Any) -> dict[str, Any]:
+    return {"zero_stage": zero_stage(config) or int(stage), "zero_config": config or ""}
 
 
 def _read_python(words: list[str], variables: dict[str, str], python: str) -> Launch:
@@ -157,9 +159,8 @@ def _read_python(words: list[str], variables: dict[str, str], python: str) -> La
     if not module and not (words and words[0].endswith(SCRIPTS)):
         raise _no_script(words)
     script, arguments = ("", words[2:]) if module else (words[0], words[1:])
-    return Launch(
-        script, tuple(arguments), _world_size(variables), *_of_variables(variables), python=python, module=module
-    )
+    more = _of_variables(variables) | {"python": python, "module": module}
+    return Launch(script, tuple(arguments), _world_size(variables), **more)
 
 
 def _no_script(words: list[str]) -> LaunchError:
@@ -292,6 +293,12 @@ def _interpreter(command: str) -> str | None:
         return str(beside) if beside.exists() else None
     named = first.removeprefix("#!").split(" ")[0]
     return named if first.startswith("#!/") and pathlib.Path(named).name.startswith("python") else None
+
+
+def missing_file(config: Any) -> str:
+    """Return the path of a DeepSpeed configuration where that file is not there; empty elsewhere."""
+    text = str(config) if isinstance(config, (str, os.PathLike)) else ""
+    return text if text and not text.lstrip().startswith("{") and not os.path.isfile(text) else ""
 
 
 def zero_stage(config: Any) -> int:

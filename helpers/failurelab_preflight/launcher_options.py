@@ -6,7 +6,6 @@ and only the standard library and that launcher are imported. `launcher_line` is
 Sources: accelerate `commands.launch`; torch `distributed.run`; DeepSpeed `launcher.runner`.
 """
 
-import argparse
 import contextlib
 import json
 import sys
@@ -53,10 +52,8 @@ def by_torchrun(words: list[str]) -> dict[str, Any]:
 
 def by_deepspeed(words: list[str]) -> dict[str, Any]:
     """Return what `deepspeed` starts; if no number of GPUs is given, one GPU is assumed."""
-    try:
-        from deepspeed.launcher.runner import parse_args
-    except ImportError:  # its engine is not needed here, so a line of it may be read without it
-        parse_args = _deepspeed_options
+    from deepspeed.launcher.runner import parse_args
+
     options = parse_args(words)
     named = [host.partition(":")[2].split(",") for host in options.include.split("@")]  # "a:0,1@b:0"
     machines = max(options.num_nodes, len(named))
@@ -64,19 +61,6 @@ def by_deepspeed(words: list[str]) -> dict[str, Any]:
     number = [] if options.no_local_rank else ["--local_rank={LOCAL_RANK}"]  # which it passes to the script
     launch = _script(options.user_script, options.module, number + options.user_args)
     return launch | {"processes": processes, "machines": machines}
-
-
-def _deepspeed_options(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("deepspeed")
-    for name in ("--num_nodes", "--num_gpus"):
-        parser.add_argument(name, type=int, default=-1)
-    for name in ("--include", "--exclude", "--hostfile", "--master_port", "--master_addr", "--launcher"):
-        parser.add_argument(name, default="")
-    for name in ("--module", "--no_local_rank", "--no_python", "--force_multi"):
-        parser.add_argument(name, action="store_true")
-    parser.add_argument("user_script")
-    parser.add_argument("user_args", nargs=argparse.REMAINDER)
-    return parser.parse_args(words)
 
 
 def _script(script: str, module: bool, arguments: list[str]) -> dict[str, Any]:

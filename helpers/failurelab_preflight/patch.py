@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from failurelab.errors import FailureLabError
-from failurelab_preflight.answer import COMMAND_LINE, Change
+from failurelab_preflight.answer import COMMAND_LINE
+from failurelab_preflight.finding import Change
 
 
 class PatchError(FailureLabError):

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from failurelab_preflight.answer import Change, Location
+from failurelab_preflight.finding import Change, Location
 from failurelab_preflight.script_text import Edit, Place, Text, apply_edits, is_docstring, locate, read_source
 
 

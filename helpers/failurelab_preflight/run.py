@@ -26,9 +26,10 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab_preflight import notebook, repairs
-from failurelab_preflight.answer import COMMAND_LINE, KNOWN, SEED, Answer, Change, Finding, Setting
+from failurelab_preflight.answer import COMMAND_LINE, KNOWN, SEED, Answer, Setting
+from failurelab_preflight.finding import CUT, Change, Finding
 from failurelab_preflight.judges import releases
-from failurelab_preflight.launcher_line import zero_stage
+from failurelab_preflight.launcher_line import missing_file, zero_stage
 from failurelab_preflight.rewards import RewardTable
 from failurelab_preflight.script_error import describe_error
 from failurelab_preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
@@ -71,9 +72,8 @@ def main(spec: dict[str, Any]) -> None:
             report.demands_gpu = run.gpus.is_demanded(error) and not run.trainers
             report.refuses_cut = [] if run.training else run.refused_cut
             run.refused(error)
-            report.answers += releases.of_error(error, files.own.holds)
-            asked = "; it had asked for a GPU, and none is here" * report.demands_gpu
-            run.ended(describe_error(error, path, spec["log"]) + asked)
+            said = run.read_error(error, run.arguments.last_uncut())
+            run.ended(said + "; it had asked for a GPU, and none is here" * report.demands_gpu)
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
 
@@ -249,7 +249,7 @@ class WatchedScript:
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
-        self.whole = spec.get("whole", 0)
+        self.whole = spec.get("whole", False)
         self.arguments = cuts.CutArguments(
             spec["steps"], spec["output"], self._note_arguments, sizes, lambda: self.making > 0, self.whole
         )
@@ -267,13 +267,12 @@ class WatchedScript:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab_preflight.stage import logins, models, saving, trainers
+        from failurelab_preflight.stage import models, saving, trainers
 
         own, rank = self.files.own, self.launched
         launch = rank.too_early, rank.mapped
         replaced = (  # in this order: what comes later is called first
             processes.no_other_processes(own),
-            logins.no_logins(),
             rank.as_launched(own),
             self.gpus.answering(),
             self.arguments.cut(),
@@ -350,6 +349,7 @@ class WatchedScript:
         line = line or (self.skipped_line if self.skipped is trainer else 0)
         arguments = self.arguments.uncut(trainer.args)
         source = dataclasses.replace(self.source, line=line)
+        config = arguments.get("deepspeed") or self.spec.get("zero_config")
         training = Training(
             trainer=trainer,
             arguments=arguments,
@@ -357,7 +357,8 @@ class WatchedScript:
             **self._launch(),
             small=any(load.small for load in self.loads),
             keywords=self.keywords.get(id(trainer), {}),
-            zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
+            zero_stage=max(self.spec["zero_stage"], zero_stage(config)),
+            lacks=missing_file(config),
             source=source,
             real=self.real,
             own=self.files.own.holds,
@@ -400,8 +401,7 @@ class WatchedScript:
                 training.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
-                self.report.answers += releases.of_error(problem, self.files.own.holds)
-                error = describe_error(problem, self.source.path, line=source.line)
+                error = self.read_error(problem, arguments, source.line)
         beginning.ask()
         training.log = list(trainer.state.log_history)
         if not leads:
@@ -445,12 +445,12 @@ class WatchedScript:
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
-        from failurelab_preflight.judges import batch, given
+        from failurelab_preflight.judges import batch
         from failurelab_preflight.stage import cuts
 
         finding, arguments = batch.refused(error), self.arguments.last_uncut()
         if finding is None or not arguments.get("num_generations"):
-            self.report.answers += given.refused(error)
+            self.report.answers += releases.refused(error)
             return
         values = cuts.make_divide(arguments, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]
@@ -460,6 +460,18 @@ class WatchedScript:
             evidence += f" (in {self.spec['ranks']} processes that have the batch of the launch's {size})"
         undo = repairs.Arguments(values)
         self.report.answers.append(dataclasses.replace(finding, evidence=evidence, repair=repair, undo=undo))
+
+    def read_error(self, error: BaseException, arguments: dict[str, Any], line: int = 0) -> str:
+        """Return the script's error in words; empty where the cut may have made it, which is told as not checked."""
+        from failurelab_preflight.stage import cuts
+
+        said = describe_error(error, self.source.path, self.spec["log"], line)
+        if option := cuts.made_error(error, arguments):
+            why = f"{said}, and {option} is cut away: whether the script ends so where it is there is not known"
+            self.report.answers.append(Finding.not_checked("cut", why, ends=True, origin=CUT))
+            return ""
+        self.report.answers += releases.of_error(error, self.files.own.holds)
+        return said
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""

@@ -54,23 +54,16 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
             "Next: --python with the Python that you train with"
         )
     if names & _GATED or any("gated repo" in str(link) for link in chain):
-        return (
-            f"{where} asks the hub for what it does not give to this user (gated, private or not there): {text}. "
-            "Next: huggingface-cli login, or the path of a local copy"
-        )
+        why = "asks the hub for what it does not give to this user (gated, private or not there)"
+        return f"{where} {why}: {text}. Next: huggingface-cli login, or the path of a local copy"
     if names & _NETWORK or "couldn't connect to" in text.lower() or "offline mode" in text.lower():
-        return (
-            f"{where} needs the network, which is not there: {text}. Next: a local copy of the configuration, the "
-            "tokenizer and the dataset, or a machine with a network"
-        )
+        what = "a local copy of the configuration, the tokenizer and the dataset, or a machine with a network"
+        return f"{where} needs the network, which is not there: {text}. Next: {what}"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"{where} reads {error.filename}, which is not there (from {os.getcwd()})"
-    if isinstance(error, KeyboardInterrupt):
-        return f"{where} was interrupted"
     if "mark a variable ready only once" in text:  # in several processes, on any device
         return (
-            f"{where} ended in DistributedDataParallel: reentrant gradient checkpointing runs a layer again while "
-            "parameters without a gradient are looked for (as transformers does for PEFT models). Next: "
+            f"{where} ended in DistributedDataParallel: reentrant gradient checkpointing runs a layer again. Next: "
             "ddp_find_unused_parameters=False, or gradient_checkpointing_kwargs={'use_reentrant': False}"
         )
     return f"{where} ended in {type(error).__name__}: {text}" if text else f"{where} ended in {type(error).__name__}"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from failurelab_preflight import notebook
-from failurelab_preflight.answer import Location
+from failurelab_preflight.finding import Location
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab._meeting import free_port
-from failurelab_preflight.answer import KNOWN, Answer, Change, Effect
+from failurelab_preflight.answer import KNOWN, Answer, Effect
+from failurelab_preflight.finding import Change
 from failurelab_preflight.script_text import location, read_source
 
 FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
@@ -72,8 +73,7 @@ class Session:
         folder: a temporary one, for all that the runs save.
         python: the interpreter.
         variables: of the environment, set by the launch.
-        spec: what the script's processes are told: the script, its arguments, the launch. With `preload` libraries are
-            imported once for all runs; else by each.
+        spec: what the script's processes are told: the script, its arguments, the launch.
         limit: seconds for all runs.
         say: called with each stage.
     """
@@ -93,7 +93,7 @@ class Session:
         self.line = shlex.join(spec["arguments"])  # the script's command line
         self.runs = 0
         self.gpus = 0  # that the script is told of
-        self.whole = 0  # how much of its numbers stays as it gave them, see `stage.cuts`
+        self.whole = False  # whether its numbers stay as it gave them, see `stage.cuts`
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
 

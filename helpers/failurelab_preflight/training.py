@@ -74,6 +74,7 @@ class Training:
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
+        lacks: the path of DeepSpeed's configuration where that file is not there, so that no stage is known; else "".
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
         called: the places of the reward functions that the trainer has called in the cut training.
@@ -98,6 +99,7 @@ class Training:
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     device: int | None = None
     zero_stage: int = 0
+    lacks: str = ""
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
     called: set[int] = dataclasses.field(default_factory=set)

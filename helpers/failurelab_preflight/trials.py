@@ -9,7 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from failurelab_preflight.answer import Answer, Change, Changed, Differences, Finding, Verdict, rank
+from failurelab_preflight.answer import Answer, Changed, Differences, rank
+from failurelab_preflight.finding import Change, Finding, Verdict
 
 ROUNDS = 4
 # A repair may be seen by another judge than its failure: the whole gradient is the textbook's.
@@ -35,8 +36,9 @@ def compare(before: Answer, after: Answer, again: Answer | None = None, what: st
     """
     if after.error and after.error != before.error and not (before.error and after.findings):
         return Differences(what, error=after.error)
-    stayed = [finding.key for finding in before.accused if _is_accused(finding, after)]
-    left = [finding for finding in before.accused if finding.key not in stayed]
+    there = [finding for finding in before.findings if finding.is_there]
+    stayed = [finding.key for finding in there if _is_accused(finding, after)]
+    left = [finding for finding in there if finding.key not in stayed]
     held = [finding.key for finding in left if _held(finding, after)]
     new = [finding for finding in after.accused if not _is_accused(finding, before)]
     known = {finding.failure for finding in (*before.held, *before.not_applicable)}
@@ -219,4 +221,4 @@ def _held(finding: Finding, answer: Answer) -> str:
 def _is_accused(finding: Finding, answer: Answer) -> bool:
     """Whether a run speaks of the same thing: it was measured again, or is suspected of the whole script."""
     suspected = {other.key if finding.part else other.failure for other in answer.suspected}
-    return finding.key in {*suspected, *(other.key for other in (*answer.found, *answer.named))}
+    return finding.key in {*suspected, *(other.key for other in (*answer.found, *answer.named, *answer.noted))}

@@ -5,15 +5,14 @@ import dataclasses
 import os
 import sys
 
-from failurelab_preflight.answer import Change
+from failurelab_preflight.finding import Change
 from failurelab_preflight.session import Session
 
 
-def session_of(script, saved, python, variables, limit=600, preload=True, processes=1):
+def session_of(script, saved, python, variables, limit=600, processes=1):
     """Return a session of a script; what it saves goes to the new folder `saved`."""
     spec = {"script": str(script), "folder": str(script.parent), "module": "", "arguments": [], "steps": 3}
     spec |= {"real_model": False, "world_size": processes, "zero_stage": 0, "left_out": [], "visible": ""}
-    spec |= {"preload": preload}
     saved.mkdir()
     return Session(saved, str(python), variables, spec, limit, lambda stage: None)
 

@@ -11,8 +11,9 @@ import pytest
 
 from failurelab import failures
 from failurelab.failures import predicates
-from failurelab_preflight.answer import Answer, Finding
+from failurelab_preflight.answer import Answer
 from failurelab_preflight.diagnose import answer, checkpoints, cli
+from failurelab_preflight.finding import Finding
 
 ID = re.compile(r"\bF\d+[a-z]?\b|\blearning_rate\b|\bbeta\b")
 OLD = "trl==0.14.0\ntransformers==4.48.3\ntorch==2.5.1\npeft==0.14.0\n"
@@ -256,15 +257,10 @@ def test_half_written_and_strange_json_is_used(tmp_path):
 
 
 def test_resumed_and_mixed_runs(tmp_path):
-    first, shuffled = logged(), logged()
-    random.Random(1).shuffle(shuffled)
-    for entries, says, count in (
-        (first[:20] + first[12:], "resumed", 30),
-        (logged(flat) + first, "2 runs", 30),
-        (shuffled, "out of order", 30),
-    ):
+    first = logged()
+    for entries, says in ((first[:20] + first[12:], "resumed"), (logged(flat) + first, "2 runs")):
         told = ask(tmp_path, entries)
-        assert len(told.evidence.history.entries) == count and told.healthy
+        assert len(told.evidence.history.entries) == 30 and told.healthy
         assert any(says in line for line in told.evidence.not_read)
 
 
@@ -284,16 +280,14 @@ def test_other_trainers_are_told_from_grpo(figures, kind, tmp_path):
 
 
 def test_json_holds_the_contract(tmp_path, capsys):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    for name, entries in (("one", logged()), ("two", logged(lambda _: 0.5, reward=0.5, **ZERO))):
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
-    assert cli.main(["--json", str(tmp_path / "one")]) == 0
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": logged()}))
+    assert cli.main(["--json", str(tmp_path)]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["healthy"] is True and read["abstained"] is False and read["causes"] == []
-    assert cli.main(["--json", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
-    _, broken = json.loads(capsys.readouterr().out)
-    (cause,) = broken["causes"]
+    state.write_text(json.dumps({"log_history": logged(lambda _: 0.5, reward=0.5, **ZERO)}))
+    assert cli.main(["--json", str(state)]) == 1
+    (cause,) = json.loads(capsys.readouterr().out)["causes"]
     assert cause["named"] == ["F10", "F14"] and cause["proofs"] and cause["look"]["then"]
 
 
@@ -345,13 +339,18 @@ def test_weights_are_compared_by_their_steps(tmp_path):
 
 
 def test_a_run_is_found_one_folder_down(tmp_path, capsys):
-    """`diagnose .`, with the script beside the output folder, which belongs to it and is not run unless named."""
+    """`diagnose .`, with the script beside the output folder."""
     save(tmp_path / "out" / "checkpoint-60", 0x3F80, step=60)
     (tmp_path / "train.py").write_text("print('no training here')\n")
-    assert cli.split([tmp_path]) == [(str(tmp_path / "out"), [tmp_path / "out"])]
-    script = tmp_path / "train.py"
-    assert cli.split([tmp_path / "out", script]) == [(str(tmp_path / "out"), [script, tmp_path / "out"])]
     assert cli.main([str(tmp_path)]) == 0 and "checkpoint" not in capsys.readouterr().err
+
+
+def test_several_runs_are_not_mixed(tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": logged()}))
+    assert cli.main([str(tmp_path / "one"), str(tmp_path / "two")]) == cli.main([str(tmp_path)]) == 3
+    assert "several runs" in capsys.readouterr().err
 
 
 def test_what_a_guard_measured_counts_as_measured(tmp_path):
@@ -400,4 +399,4 @@ def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
         assert set(asked) <= given and set(rule.looks) <= set(read.looks)
         assert rule.causes or rule.looks
     known = {failure.id for failure in failures.all()} | set(read.causes)
-    assert {cause for rule in read.proof for cause in rule.causes} | read.keeps_reward_flat <= known
+    assert {cause for rule in read.proof for cause in rule.causes} | {*read.keeps_reward_flat} <= known

@@ -22,10 +22,8 @@ pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 CASES = {case.name: case for case in CORPUS.read_corpus()}
 ONE_OF_EACH = [
-    "frozen_022_default",  # F1
-    "misaligned_and_temperature",  # F3b, F15
-    "trl_grpo_015",  # F15, with a reward model and the script that trl itself has
-    "adapter_again_014",  # F8
+    "misaligned_and_temperature",  # F3b, and F15 noted
+    "trl_grpo_015",  # none: F15 is noted, with a reward model and the script that trl itself has
     "qlora_current_device",  # F5
     "batch_today",  # F22
 ]
@@ -105,35 +103,28 @@ def write_two_files(newline):
         path.write_bytes(text.replace("\n", newline).encode())
 
 
-def test_two_failures_behind_each_other_in_two_files(folder):
-    """F2 ends the run, and F15 is there too: named in turn. The patch of both files heals; CRLF and a BOM stay."""
+def test_a_failure_in_two_files_and_what_its_release_does(folder):
+    """F2 ends the run; F15, which the release does to everybody, is noted. The patch heals; CRLF and a BOM stay."""
     write_two_files("\r\n")
     before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
     words = ["--python", str(eras.find("trl-0.15").python), "--json", "answer.json", "--all", "--diff", "fix.diff"]
     words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
     assert cli.main(words) == 1
     told = json.loads(pathlib.Path("answer.json").read_text())
-    assert failures_of(told["findings"]) == ["F2", "F15"] and not told["suspected"]
+    assert failures_of(told["findings"]) == ["F2"] and not told["suspected"]
+    assert failures_of(told["noted"]) == ["F3a", "F15"]
     assert all(finding["tried"] and finding["diff"] for finding in told["findings"])
     assert {name: pathlib.Path(name).read_bytes() for name in TWO_FILES} == before
     assert cli.main(words) == 2  # fix.diff is there
     subprocess.run(["git", "apply", "fix.diff"], check=True)
     for name in TWO_FILES:
         contents = pathlib.Path(name).read_bytes()
-        assert contents != before[name] and contents.count(b"\n") == contents.count(b"\r\n")
+        assert contents.count(b"\n") == contents.count(b"\r\n")
+    assert pathlib.Path("train.py").read_bytes() != before["train.py"]
     assert pathlib.Path("train.py").read_bytes().startswith(b"\xef\xbb\xbf")
     words[words.index("fix.diff")] = "again.diff"
     assert cli.main(words) == 0
     assert not pathlib.Path("again.diff").exists()
-
-
-def test_a_fresh_process_answers_as_a_fork_does(folder):
-    """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
-    script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find("trl-0.15").python)
-    forked, fresh = (
-        cli.ask(script, python=python, again=False, preload=preload).to_json() for preload in (True, False)
-    )
-    assert forked == fresh and failures_of(forked["suspected"]) == ["F2"] and not forked["findings"]
 
 
 WRITES = """
@@ -197,7 +188,7 @@ model = AutoModelForCausalLM.from_pretrained("models/tiny-qwen2")
 model = PeftModel.from_pretrained(model, "adapters/sft")
 trainer = GRPOTrainer(
     model=model,
-    args=GRPOConfig("out", beta={beta}, per_device_train_batch_size=8, num_generations=8),
+    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=8),
     train_dataset=load_dataset("json", data_files="data/sums.jsonl", split="train"),
     processing_class=AutoTokenizer.from_pretrained("models/tiny-qwen2"),
     reward_funcs=lambda completions, answer, **_: [float(c.strip() == a) for c, a in zip(completions, answer)],
@@ -206,10 +197,9 @@ trainer.train()
 """
 
 
-@pytest.mark.parametrize("beta", [0.04, 0.0])
-def test_an_adapter_that_nothing_trains(beta, folder):
-    """With a reference and without one; with is_trainable=True all of its tensors are in the optimizer."""
-    pathlib.Path("train.py").write_text(FROZEN.format(beta=beta))
+def test_an_adapter_that_nothing_trains(folder):
+    """With is_trainable=True all of its tensors are in the optimizer."""
+    pathlib.Path("train.py").write_text(FROZEN)
     told = cli.ask(launcher_line.Launch("train.py"))
     (found,) = (finding for finding in told.named if finding.failure == "F23")
     assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found.diff
@@ -254,18 +244,14 @@ FORMS_FOR_A_GPU = [
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is, nothing is mapped")
-@pytest.mark.parametrize(("stack", "last"), [("today", 3), ("trl-0.14", 4)])
-def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeypatch):
-    """It ended in "Torch not compiled with CUDA enabled", or for want of flash_attn, with status 3.
-
-    The last of its models is trained: one that was spread by "auto", and one in 16 bits.
-    """
+def test_a_script_for_a_gpu_is_judged_without_one(tmp_path, monkeypatch):
+    """It ended in "Torch not compiled with CUDA enabled", or for want of flash_attn, with status 3."""
     monkeypatch.chdir(tmp_path)
-    forms = [*FORMS_FOR_A_GPU[last:], *FORMS_FOR_A_GPU[:last]]
+    forms = FORMS_FOR_A_GPU
     loads = [f"model = AutoModelForCausalLM.from_pretrained(PATH, {load})\n{then}" for load, then, _ in forms]
     text = FOR_A_GPU.format(path=str(models.path("tiny")), models="\n".join(loads))
     pathlib.Path("train.py").write_text(text)
-    told = cli.ask(launcher_line.Launch("train.py"), python=str(eras.find(stack).python), steps=1, again=False)
+    told = cli.ask(launcher_line.Launch("train.py"), steps=1, again=False)
     assert not told.error and told.exit_status in (0, 1)
     # What a reward function puts on a GPU is mapped in the process that asks it, and not told.
     cut = {text for text in told.cut if text.endswith(("-> cpu", "-> sdpa"))}
@@ -353,7 +339,17 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         )
         assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
-        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "failures", "figures", "in_force"}
+        lists = {
+            "findings",
+            "noted",
+            "suspected",
+            "held",
+            "not_applicable",
+            "not_checked",
+            "failures",
+            "figures",
+            "in_force",
+        }
         run = {"schema", "failurelab", "seed", "measured", "compared", "error", "script_sha256"}
         assert set(told) == lists | run | {"versions"} and told["error"] is True
 

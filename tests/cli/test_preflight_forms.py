@@ -119,7 +119,7 @@ def test_a_script_is_judged_in_the_form_that_it_has(form, tmp_path, monkeypatch)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path.parent / "cache"))
     words = line.split()
     started = launcher_line.read_line(words)
-    told = cli.ask(started, python=sys.executable)
+    told = cli.ask(started, python=sys.executable, again=False)
     assert any(finding.failure == "F23" for finding in told.held), told  # it has trained
     assert (
         any(each.failure in ("F10", "F14") for each in told.findings if each not in told.not_applicable) == has_rewards

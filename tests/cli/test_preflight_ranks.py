@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.cli.one_session import scripts
 
-from failurelab_course import eras
 from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line
 from failurelab_preflight.session import _with_folder
@@ -125,11 +124,11 @@ def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_numb
 
 def test_a_map_that_holds_on_rank_0_alone_is_found(two):
     """`{"": 0}`: rank 0 would load it on its own GPU, so the answer is rank 1's."""
-    wrong, right = (two(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "RANK"))
-    asked = two(script("LOAD = {'device_map': {'': str(PartialState().device)}}"))
+    wrong, right = (
+        two(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "str(PartialState().device)")
+    )
     assert "F5" in failures(wrong.found) and "GPU 1" in wrong.found[0].evidence
-    for result in (right, asked):
-        assert "F5" in failures(result.held) and not result.found
+    assert "F5" in failures(right.held) and not right.found
 
 
 OWN_LOSS = """\
@@ -152,11 +151,7 @@ WRONG_STEPS = {
         "summed over the ranks",
     ),
     "its own tokens": (script(OWN_TOKENS, kind="OwnTokens"), "F21", "each rank divides by its own tokens"),
-    "the opposite sign": (script(OWN_LOSS.format(factor="-1"), kind="Rescaled"), "F21", "opposite sign"),
-    "another temperature": (script(more="generation_kwargs={'temperature': 0.7}"), "F15", "temperature"),
 }
-# Rows that are drawn nearly evenly, for of rows of the same tokens nobody knows which one is trained on.
-LARGE_BATCHES = script(more="steps_per_generation=4, loss_type='dapo', temperature=3.0").replace("ons=4", "ons=8")
 
 
 def test_a_wrong_step_of_two_processes_is_found_and_named(two):
@@ -168,29 +163,13 @@ def test_a_wrong_step_of_two_processes_is_found_and_named(two):
         assert "2 processes" in found[failure] and set(found) == {failure}, (name, found)
 
 
-def test_a_loss_divided_by_a_generation_s_tokens_is_found_in_two_processes_where_the_release_divides_so(two, tmp_path):
-    """F20: trl 0.22 divides by the tokens of all steps of a generation; trl 1.16 by those of a step."""
-    with scripts(tmp_path, python=eras.find("trl-0.22").python, processes=2) as run:
-        result = run(LARGE_BATCHES)
-        assert failures(result.found) == {"F20"} and "2 processes" in result.found[0].evidence, result
-    assert "F20" not in failures(two(LARGE_BATCHES).found)
-
-
-WAITS = {
-    "before training": script(last="if RANK == 0:\n    dist.barrier()\n"),
-    "in a callback": script(step="RANK or dist.all_gather_object([None, None], state.global_step)"),
-}
-
-
-@pytest.mark.parametrize("name", WAITS)
-def test_ranks_that_wait_in_different_calls_are_told_where(name, tmp_path):
+def test_ranks_that_wait_in_different_calls_are_told_where(tmp_path):
     """On GPUs this hangs until NCCL's own limit. Rank 0 is told with its line, and rank 1 with where it was."""
-    text = WAITS[name]
+    text = script(step="RANK or dist.all_gather_object([None, None], state.global_step)")
     with scripts(tmp_path, processes=2, limit=60) as run:
         error = run(text).error
     assert "the ranks do not come to the same calls" in error and "rank 1" in error, error
-    words = "dist.barrier" if name == "before training" else "all_gather_object"
-    assert f"rank 0 waited for the others in train.py, line {line_of(text, words)}" in error
+    assert f"rank 0 waited for the others in train.py, line {line_of(text, 'all_gather_object')}" in error
     assert not _with_folder(tmp_path / "session")
 
 
@@ -214,12 +193,9 @@ def test_a_launch_as_it_is_typed(tmp_path, monkeypatch, capsys):
     assert "4 processes -> 2, by gloo on the CPU" in json.loads((tmp_path / "out.json").read_text())["cut"]
 
 
-@pytest.mark.parametrize("device", [3, 4])
-def test_a_batch_that_trl_refuses_at_the_launch_s_own_size(device, tmp_path, monkeypatch):
-    """Three processes are cut to two: trl refuses the same batch, of an odd size as well; and takes what it takes."""
+def test_a_batch_that_trl_refuses_at_the_launch_s_own_size(tmp_path, monkeypatch):
+    """Three processes are cut to two: trl refuses the same batch, of an odd size as well."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(script(device=device).replace("num_generations=4", "num_generations=6"))
+    (tmp_path / "train.py").write_text(script(device=3).replace("num_generations=4", "num_generations=6"))
     told = cli.ask(launcher_line.Launch("train.py", world_size=3), again=False)
-    answers = told.suspected if device == 3 else told.held + told.not_checked  # a rank with one prompt mixes none
-    assert any(answer.failure == "F22" for answer in answers), told
-    assert (device == 3) == any(answer.failure == "F22" for answer in told.accused)
+    assert any(answer.failure == "F22" for answer in told.suspected), told

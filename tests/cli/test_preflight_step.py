@@ -1,4 +1,4 @@
-"""Whole scripts beside the textbook: three mistakes that a public benchmark plants in a trainer, and healthy ones."""
+"""Whole scripts beside the textbook: what only a script brings, and a healthy one with all that is cut."""
 
 import pytest
 from tests.cli.benchmark_scripts import load
@@ -11,7 +11,6 @@ CORPUS = load("preflight_corpus")
 
 SCRIPT = """
 from datasets import Dataset
-from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -39,42 +38,9 @@ trainer = Own(
 )
 trainer.train()
 """
-PLAIN = "options, more = {'gradient_accumulation_steps': 1}, {}\n"
-LORA = """
-options = {"gradient_accumulation_steps": 1}
-more = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
-"""
 MORE = """
 again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fields__ else {}
 options, more = {"gradient_accumulation_steps": 4, **again}, {}
-"""
-# Release 0.14 computes log-probabilities and advantages inside its loss, so there the loss is what can be overridden.
-REVERSED = """
-def reversed_logps(self, *args, **kwargs):
-    logps, *rest = self.parent(*args, **kwargs)
-    return -logps, *rest
-
-def reversed_loss(self, *args, **kwargs):
-    return -GRPOTrainer.compute_loss(self, *args, **kwargs)
-
-name = "_get_per_token_logps_and_entropies"
-if hasattr(GRPOTrainer, name):
-    Own.parent, Own._get_per_token_logps_and_entropies = getattr(GRPOTrainer, name), reversed_logps
-else:
-    Own.compute_loss = reversed_loss
-"""
-DIVIDED = """
-def divided(self, *args, **kwargs):
-    batch = GRPOTrainer._generate_and_score_completions(self, *args, **kwargs)
-    return batch | {"advantages": batch["advantages"] / 10_000}
-
-def divided_loss(self, *args, **kwargs):
-    return GRPOTrainer.compute_loss(self, *args, **kwargs) / 10_000
-
-if hasattr(GRPOTrainer, "_generate_and_score_completions"):
-    Own._generate_and_score_completions = divided
-else:
-    Own.compute_loss = divided_loss
 """
 ABSOLUTE = """
 def absolute(self, *args, **kwargs):
@@ -82,7 +48,6 @@ def absolute(self, *args, **kwargs):
 
 Own.compute_loss = absolute
 """
-UNCHANGED = ABSOLUTE.replace(".abs()", " * 1.0")
 MUTE = """
 class Mute(type(tokenizer)):
     def decode(self, ids, *args, **kwargs):
@@ -96,6 +61,14 @@ class Mute(type(tokenizer)):
 
 tokenizer.__class__ = Mute
 """
+ENGINE = """
+def of_the_engine(self, *args, **kwargs):
+    engine_logps = getattr(self, "engine_logps", None)
+    return GRPOTrainer.compute_loss(self, *args, **kwargs) * engine_logps[0]
+
+Own.compute_loss = of_the_engine
+options, more = {"use_vllm": True}, {}
+"""
 OTHER_REFERENCE = """
 from transformers import TrainerCallback
 
@@ -104,7 +77,7 @@ class Other(TrainerCallback):
         for weight in trainer.ref_model.parameters():
             weight.data.mul_(0.5)
 
-options, more = {"gradient_accumulation_steps": 1}, {"callbacks": [Other()]}
+options, more = {}, {"callbacks": [Other()]}
 """
 EQUAL = "right = lambda completions, **_: [1.0] * len(completions)\n"
 
@@ -130,26 +103,26 @@ def of(failure, answers):
     return next(each for each in answers if each.failure == failure)
 
 
-@pytest.mark.parametrize(
-    ("mistake", "failure", "said"),
-    [
-        (REVERSED, "F21", "Named: opposite sign"),
-        (DIVIDED, "F21", "Named: constant factor, times"),
-        (ABSOLUTE, "F21", "cosine"),  # it shows where a loss lies below zero alone
-        (MUTE, "F14", "what your reward functions read is not what was drawn"),
-    ],
-)
-def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
-    (found,) = accused(run(mistake + PLAIN + GRPO))
-    assert found.failure == failure and said in found.evidence
+def test_a_loss_without_its_sign_is_found_where_it_lies_below_zero(run):
+    """Four accumulated batches and two iterations are cut to two of each; the same script without the mistake holds."""
+    (found,) = accused(run(ABSOLUTE + MORE + GRPO))
+    assert found.failure == "F21" and "cosine" in found.evidence
+    healthy = run(MORE + GRPO)
+    held = of("F21", healthy.held)
+    assert not accused(healthy) and "cosine +1.0000" in held.evidence and "opposite sign" in held.control
 
 
-@pytest.mark.parametrize("options", [PLAIN, LORA, MORE, UNCHANGED + PLAIN])
-def test_a_healthy_script_holds(options, run):
-    result = run(options + GRPO)
-    held = of("F21", result.held)
-    assert not [each for each in result.findings if each.accuses]
-    assert "cosine +1.0000" in held.evidence and "opposite sign" in held.control
+def test_what_reward_functions_read_is_what_was_drawn(run):
+    (found,) = accused(run(MUTE + MORE + GRPO))
+    assert found.failure == "F14" and "what your reward functions read is not what was drawn" in found.evidence
+
+
+def test_an_error_for_want_of_the_engine_that_is_cut_away_is_not_told_as_the_script_s(run):
+    """A loss that reads what vLLM gives beside its tokens: the stand-in has none, which was told as a TypeError."""
+    result = run(ENGINE + GRPO)
+    ended = of("cut", result.not_checked)
+    assert not result.error and ended.ends and ended.origin == "what was cut" and "use_vllm" in ended.why
+    assert not accused(result)
 
 
 def test_a_reference_that_a_callback_changes_as_training_begins(run):
@@ -159,5 +132,5 @@ def test_a_reference_that_a_callback_changes_as_training_begins(run):
 
 
 def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):
-    result = run(EQUAL + PLAIN + GRPO)
+    result = run(EQUAL + MORE + GRPO)
     assert {"F10", "F14"} & {each.failure for each in accused(result)} and of("F21", result.held)

@@ -30,7 +30,8 @@ import summary
 
 from failurelab import failures
 from failurelab.failures import symptoms
-from failurelab_preflight.answer import Answer, Finding
+from failurelab_preflight.answer import Answer
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.report import terminal
 
 

@@ -9,7 +9,7 @@ import small
 import trl
 
 from failurelab_course.experiments import models
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges import batch
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training

@@ -11,9 +11,11 @@ import transformers
 import trl
 from packaging.version import Version
 
+from failurelab import handles
 from failurelab_preflight import repairs
-from failurelab_preflight.answer import Verdict
-from failurelab_preflight.judges.given import judge_dataset
+from failurelab_preflight.finding import Verdict
+from failurelab_preflight.judges.lengths import judge_dataset
+from failurelab_preflight.judges.logits import LogitsJudge
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference
 from failurelab_preflight.judges.replaced_adapter import judge_replaced_adapter
@@ -181,6 +183,7 @@ def updates(
         ("float32", 1e-3, {}, Verdict.HELD),
         ("bfloat16", 1e-3, {}, Verdict.HELD),
         ("bfloat16", 1e-6, {"zero_stage": 2}, Verdict.NOT_APPLICABLE),
+        ("bfloat16", 1e-6, {"lacks": "zero3.json"}, Verdict.NOT_CHECKED),  # with ZeRO nothing is lost
         ("bfloat16", 1e-6, {"optim": "adafactor"}, Verdict.NOT_CHECKED),
     ],
 )
@@ -189,6 +192,7 @@ def test_steps_that_are_rounded_away(dtype, rate, more, kind):
     assert answer.verdict is kind and answer.failure == "F9"
     if answer.verdict is Verdict.FOUND:
         assert "initializer_range" in answer.evidence
+    assert more.get("lacks", "") in answer.why
 
 
 @pytest.mark.parametrize(
@@ -201,12 +205,8 @@ def test_steps_that_are_rounded_away(dtype, rate, more, kind):
 )
 def test_a_run_that_rounding_slows_is_noted_and_not_accused(dtype, rate, optim):
     """A plain SFT script in bfloat16 at trl's default rate was SUSPECTED of F9. Such runs learn."""
-    model = small.qwen2()
-    load = Load("Qwen/Qwen2-0.5B", {}, model.config, by_trainer=False, dtype=dtype)
-    own = training(types.SimpleNamespace(model=model), arguments={"learning_rate": rate, "optim": optim}, loads=[load])
-    assert not list(judge_updates(own))
-    (note,) = own.notes
-    assert note.startswith("F9: ") and "slowed" in note and "float32" in note
+    answer = updates(dtype, rate, optim=optim)
+    assert answer.verdict is Verdict.NOTED and answer.harm == "slows" and "float32" in answer.repair
 
 
 def test_a_load_in_16_bits_is_undone_where_it_was_made():
@@ -262,11 +262,11 @@ def test_real_weights_are_read_where_they_are_here(model):
         (torch.optim.AdamW, 1e-6, Verdict.FOUND),
         (torch.optim.AdamW, 1e-3, Verdict.HELD),
         (torch.optim.SGD, 1e-6, Verdict.NOT_CHECKED),
-        (small.moving(small.master), 1e-6, Verdict.NOT_APPLICABLE),
+        (small.moving(small.master), 1e-6, Verdict.NOT_CHECKED),  # of its own: what it steps is not known
     ],
 )
-def test_an_optimizer_of_the_script_s_own_is_tried(optimizer, rate, kind):
-    """Its own rate counts, which a schedule may hold down at first, and whether it keeps what bfloat16 loses."""
+def test_an_optimizer_of_the_script_s_own_is_known_by_its_class(optimizer, rate, kind):
+    """Its own rate counts, which a schedule may hold down at first."""
     made = optimizer([torch.nn.Parameter(torch.ones(3))], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: step / 20)
     assert updates("bfloat16", 1e-4, keywords={"optimizers": (made, schedule)}).verdict is kind
@@ -297,21 +297,14 @@ def test_rows_that_all_have_one_prompt_are_noted(rows, noted, tmp_path):
     ] * noted
 
 
-HELD_BY_THE_OPTIMIZER = {
-    "all": (lambda model: model.parameters(), False),
-    "biases alone": (lambda model: [p for p in model.parameters() if p.ndim < 2], True),
-    "some matrices": (lambda model: model.model.layers[0].parameters(), False),  # left out: not held either
-}
-
-
-@pytest.mark.parametrize("name", HELD_BY_THE_OPTIMIZER)
-def test_an_optimizer_that_holds_not_one_matrix_is_suspected(name):
-    held, told = HELD_BY_THE_OPTIMIZER[name]
+@pytest.mark.parametrize(("whole", "kind"), [(True, Verdict.HELD), (False, Verdict.NOT_CHECKED)])
+def test_an_optimizer_that_holds_a_part_is_a_question(whole, kind):
+    """A script may train biases alone: how many matrices are held, a reader knows what to make of."""
     model = small.qwen2()
-    trainer = types.SimpleNamespace(model=model, optimizer=torch.optim.AdamW(held(model), lr=1e-3))
-    (answer,) = judge_optimizer(Training(trainer, {}))
-    assert answer.key == "F23" and answer.accuses is told
-    assert (answer.verdict is Verdict.HELD) == (name == "all")
+    held = [each for each in model.parameters() if whole or each.ndim < 2]
+    trainer = types.SimpleNamespace(model=model, optimizer=torch.optim.AdamW(held, lr=1e-3))
+    answer = one(judge_optimizer(Training(trainer, {})))
+    assert answer.verdict is kind and ("0 of them matrices" in answer.why) is not whole
 
 
 @pytest.mark.parametrize("called", [lambda f: f(["a", "b"], ["c", "d"]), lambda f: f(prompts=["a"], completions=["b"])])
@@ -356,3 +349,25 @@ def test_prompts_are_encoded_before_a_step_says_which_environment_they_have(envi
 
 def none_is_right(completions, **_):
     return [0.0] * len(completions)
+
+
+def test_what_is_frozen_stays_frozen():
+    """PEFT's disable_adapter switches requires_grad on when it is left."""
+    model = small.lora(small.qwen2())
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with handles.keep_requires_grad(model), model.disable_adapter():
+        pass
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("made", "noted"), [(12, True), (5, False), (3, False)], ids=["all", "last", "asked for"])
+def test_rows_that_a_layer_of_the_script_keeps_are_not_the_whole_sequence(made, noted):
+    """A head that is cut to as many rows as the longest completion needs makes more than shorter ones ask for."""
+    trainer = types.SimpleNamespace(model=torch.nn.Linear(1, 1))
+    judge = LogitsJudge(Training(trainer, {}))
+    given = {"input_ids": torch.zeros(2, 12, dtype=torch.long), "logits_to_keep": 3}
+    judge._note_rows(trainer.model, (), given, types.SimpleNamespace(logits=torch.zeros(2, made, 7)))
+    answers = list(judge.answers())
+    assert not [answer for answer in answers if answer.accuses]
+    assert [answer.failure for answer in answers if answer.verdict is Verdict.NOTED] == ["F3a"] * noted

@@ -14,17 +14,8 @@ from tests.cli.one_session import session_of
 from failurelab import failures
 from failurelab.failures import figures
 from failurelab_preflight import patch, repairs, trials
-from failurelab_preflight.answer import (
-    COMMAND_LINE,
-    Answer,
-    Change,
-    Differences,
-    Effect,
-    Finding,
-    Location,
-    Quantity,
-    Verdict,
-)  # fmt: skip
+from failurelab_preflight.answer import COMMAND_LINE, Answer, Differences, Effect
+from failurelab_preflight.finding import CUT, RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.repairs import Arguments, Keyword, Statement
 from failurelab_preflight.rewards.table import Line, RewardTable
 from failurelab_preflight.script_text import (
@@ -242,7 +233,7 @@ def session(tmp_path):
     return lambda limit=300, **more: session_of(script, saved, sys._base_executable, {}, limit, **more)
 
 
-@pytest.mark.parametrize("more", [{}, {"preload": False}, {"processes": 4}])
+@pytest.mark.parametrize("more", [{}, {"processes": 4}])
 def test_orders_that_follow_at_once_are_all_run(more, session):
     """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
     with session(**more).open() as runs:
@@ -442,11 +433,10 @@ EVERY_FIELD = Finding(
     control="c",
     figures=(Quantity("prompts that are cut", 2, "prompts", 4),),
     place=Location("train.ipynb", 3, 2),
-    cut=("use_vllm",),
     changes=(Change({"train.py": "x = 1"}),),
     diff="+x",
     round=2,
-    own=True,
+    origin=SCRIPT,
     mild=True,
 )
 
@@ -458,6 +448,31 @@ def test_what_is_mild_stands_last():
     assert [each.failure for each in answer.accusations] == ["F19", "F3a"] and answer.exit_status == 1
 
 
+@pytest.mark.parametrize(
+    ("more", "verdict", "status"),
+    [
+        ({"origin": RELEASE, "mild": True}, Verdict.NOTED, 0),
+        ({"origin": SCRIPT, "mild": True}, Verdict.SUSPECTED, 1),
+        ({"origin": RELEASE}, Verdict.SUSPECTED, 1),  # what it costs is not known
+        ({"origin": RELEASE, "mild": True, "ends": True}, Verdict.SUSPECTED, 1),  # it blocks
+    ],
+)
+def test_what_a_release_does_to_everybody_and_only_slows_is_noted(more, verdict, status):
+    """F15 of trl before 0.16 was NAMED on healthy scripts, with status 1; no repair of it is tried."""
+    answer = Answer("train.py")
+    given = Finding.suspected("F15", "e", "w", **more)
+    answer.settle([given, Finding.held("F15", "of another step", "c")])
+    assert [each.verdict for each in answer.findings] == [verdict] and answer.exit_status == status
+    assert not trials.Rounds(lambda change: Answer(), answer).suspected() or verdict is not Verdict.NOTED
+    told = answer.to_json()
+    assert told["failures"]["F15"]["verdict"] == verdict.value and Answer.from_json(told) == answer
+
+
+def test_an_error_that_the_cut_may_have_made_is_no_pass():
+    ended = Finding.not_checked("cut", "use_vllm is cut away", ends=True, origin=CUT)
+    assert Answer("train.py", findings=[ended]).exit_status == 3
+
+
 def test_an_answer_is_the_same_behind_a_pipe():
     """Each field of each kind; nothing has to be read out of a sentence. An answer of before has no verdicts."""
     assert not [name for name, value in vars(EVERY_FIELD).items() if not value and name != "undo"]
@@ -465,7 +480,7 @@ def test_an_answer_is_the_same_behind_a_pipe():
         Finding.suspected("F7", "e", "w", "r"),
         Finding.held("F1", "e", "c"),
         Finding.not_applicable("F2", "w"),
-        Finding.not_checked("F21", "w", part="loss", cut=("use_liger_kernel",)),
+        Finding.not_checked("F21", "w", part="loss"),
     ]
     effects = [Effect("writes", "/a")]
     answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects=effects)
@@ -604,6 +619,8 @@ F9, F9_HELD, RATE = Finding("F9", "e"), Finding.held("F9", "e", "c"), Finding.su
     ("before", "after", "told"),
     [
         (measured(BAD), measured(GOOD), {"healed": ["F15"]}),
+        (measured(Finding.noted("F15", "e")), measured(GOOD), {"healed": ["F15"]}),
+        (measured(F9_HELD), measured(Finding.noted("F9", "e")), {}),
         (measured(BAD), measured(Finding.not_checked("F15", "w")), {"unclear": ["F15"]}),
         (measured(BAD, F9_HELD), measured(GOOD, F9), {"unclear": ["F15"], "came": ["F9"]}),
         (measured(BAD), measured(GOOD, RATE), {"unclear": ["F15"], "came": ["rate"]}),
@@ -647,7 +664,7 @@ def test_json_has_a_row_for_each_failure_and_a_key_for_each_figure():
 def test_json_holds_texts_of_the_script_where_they_are_asked_for_alone():
     private = "hf_secret"
     texts = dict.fromkeys(("evidence", "tried", "diff", "why", "control", "repair"), private)
-    of = Finding("F9", verdict=Verdict.NAMED, place=Location(f"/{private}/train.py", 3), cut=(private,), **texts)
+    of = Finding("F9", verdict=Verdict.NAMED, place=Location(f"/{private}/train.py", 3), **texts)
     answer = Answer(
         private,
         {"trl": f"1.0+{private}", private: "2"},

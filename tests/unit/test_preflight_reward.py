@@ -21,7 +21,7 @@ import trl
 from packaging.version import Version
 
 from failurelab_preflight import repairs
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges import batch
 from failurelab_preflight.judges.preferences import judge_preferences
 from failurelab_preflight.judges.rewards import judge_rewards
@@ -39,6 +39,31 @@ MASKED = installed_version("trl") >= Version("0.16")  # None and NaN are left ou
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
 XML = "Respond in this format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n"
+
+
+@pytest.fixture
+def in_forks():
+    """Ask in processes of their own, as preflight does: requested by tests of what these are there for."""
+
+
+@pytest.fixture(autouse=True)
+def asked_here(request, monkeypatch):
+    """Ask in this process: a fork of so large a one takes as long as all else. What a function keeps is in a fork."""
+    if "in_forks" in request.fixturenames:
+        return
+    fork, ask = asking.in_fork, asking.Asker.ask
+    keeps = getattr(
+        getattr(request.node, "callspec", None) and request.node.callspec.params.get("case"), "keeps", False
+    )
+
+    def ask_here(asker, make, count, prepare=None, size=0):
+        with pytest.MonkeyPatch.context() as forks:
+            if prepare or keeps:
+                forks.setattr(asking, "in_fork", fork)
+            return ask(asker, make, count, prepare, size)
+
+    monkeypatch.setattr(asking, "in_fork", lambda call, limit: call())
+    monkeypatch.setattr(asking.Asker, "ask", ask_here)
 
 
 def told(system, rows=PLAIN):
@@ -78,10 +103,6 @@ def miss(completions, answer, **_):
 def in_reasoning(completions, answer, **_):
     """To be paid with a negative weight: the answer stands in the reasoning already."""
     return [float(right in text(completion).split("</think>")[0]) for completion, right in zip(completions, answer)]
-
-
-def without_tags(completions, **_):
-    return [float("<answer>" not in text(completion)) for completion in completions]
 
 
 def shorter(completions, **_):
@@ -538,7 +559,7 @@ def other_process(completions, **_):
 @pytest.mark.parametrize(
     "function", [no_service, no_package, no_key, no_file, exits, dies, never_returns, other_process]
 )
-def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch):
+def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch, in_forks):
     if function is never_returns:
         monkeypatch.setattr(asking, "LIMIT", 1.0)
     given = training([last_number, function], CHAT, processing_class=tokenizer)
@@ -547,7 +568,7 @@ def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch):
     assert answer.failure == "F14" and function.__name__ in answer.why and not found(answers)
 
 
-def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch, tmp_path, capfd, gone):
+def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch, tmp_path, capfd, gone, in_forks):
     """A log beside the script, a process that goes on, words on the terminal: it is judged, and nothing is left."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
@@ -809,10 +830,6 @@ def without_roles(text):
     return text.removeprefix("User: ").strip()
 
 
-def by_length(judge, prompts, completions):
-    return [int(len(two) > len(one)) for one, two in completions]
-
-
 def by_exact_text(judge, prompts, completions):
     """Decide where one of both is the bare answer: of the other forms it says nothing, and takes the first."""
     right = [judge.answers[prompt] for prompt in prompts]
@@ -859,15 +876,6 @@ def test_a_judge_that_decides_by_something_else_does_not_hold():
     assert answer.verdict in (Verdict.NOT_CHECKED, Verdict.FOUND)
 
 
-def test_a_judge_without_references_is_asked_about_texts_that_differ():
-    rows = datasets.Dataset.from_dict({"prompt": ["Tell me of bears.", "And of bees."]})
-    for rank, verdict in ((by_length, Verdict.HELD), (of(1), Verdict.SUSPECTED)):
-        trainer = types.SimpleNamespace(judge=Judge(rank), reward_funcs=None)
-        trainer.judge.answers = {}
-        (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
-        assert answer.verdict is verdict, answer.evidence
-
-
 def own_reference(completions, answer, **_):
     return [float(right == text) for right, text in zip(answer, completions)]
 
@@ -912,10 +920,7 @@ def test_what_a_rollout_function_hands_on_cannot_be_made_up(functions, tokenizer
 
 
 class Case:
-    """What is said of reward functions, as `in_short` writes it; `options` are for `training`.
-
-    A fork of this large process takes as long as all else: a function that keeps nothing is called in this process.
-    """
+    """What is said of reward functions, as `in_short` writes it; `options` are for `training`."""
 
     def __init__(self, said, functions, rows=PLAIN, template=None, keeps=False, **options):
         self.said, self.rows, self.template, self.keeps, self.options = said, rows, template, keeps, options
@@ -977,7 +982,6 @@ LATER = {name: 48 * values for name, values in KINDS.items()}
 R1_TAGS, XML_TAGS = r"^<think>.*?</think>\s*<answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
 IDEA_TAGS = r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>"
 NOTE_TAGS = r"^<note>.*?</note>\s*<out>.*?</out>$"
-PAIR = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
 WELL = "HELD F10, HELD F14"
 FORM = "FOUND F14:form @0 tried, HELD F10"
 WELL_BUT_1 = "HELD F10, HELD F14, NOT CHECKED F14 @1"
@@ -996,7 +1000,6 @@ CASES = [
     # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
     Case("HELD F10, NOT CHECKED F14 @0", shorter, CHAT),
     Case("HELD F10, NOT CHECKED F14 @0", one_line_wanted, CHAT),
-    Case(WELL, stripped_and_short),
     # What a function can never reward, and what was measured with that undone.
     Case("SUSPECTED F10:unread @0", ones),
     Case("SUSPECTED F10:unread @0", of_the_prompt),
@@ -1032,16 +1035,8 @@ CASES = [
         "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends", raising(lambda said, right: not said, mean_of_all)
     ),
     Case(
-        "FOUND F10:one number @0 tried, FOUND F14:raises @0 tried ends",
-        raising(lambda said, right: not said, one_number),
-    ),
-    Case(
         "FOUND F14:raises @0 tried ends, FOUND F14:sign @0 tried, HELD F10",
         raising(lambda said, right: not said, errors_paid),
-    ),
-    Case(
-        "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends",
-        raising(lambda said, right: not said.isdecimal(), mean_of_all),
     ),
     Case(
         "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends",
@@ -1085,8 +1080,6 @@ CASES = [
     Case("SUSPECTED F10 @0", by_prompt, CHAT),
     Case("SUSPECTED F10 @0", always_well, CHAT),
     Case("HELD F10, SUSPECTED F14", in_each_other),
-    Case("SUSPECTED F10:unread @0", PAIR[0]),
-    Case("HELD F10, NOT CHECKED F14 @0", PAIR[1]),
     # Chance that breaks ties, and chance that drowns the others.
     Case(WELL_BUT_0, [noise(1e-3), exact]),
     Case("FOUND F14:chance @0, HELD F10", [noise(1.0), exact]),
@@ -1101,11 +1094,8 @@ CASES = [
     Case(WELL_BUT_1, [exact, penalty_for_answer_alone]),
     Case("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [unknown_form, penalty_for_answer_alone]),
     Case(WELL_BUT_1, [last_number, in_reasoning], reward_weights=[1.0, -1.0]),
-    Case(WELL_BUT_1, [last_number, in_reasoning], reward_weights=[1.0, -0.5]),
     Case("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[0.0, 1.0]),
     Case(WELL, [exact, distance], reward_weights=[0.0, 1.0]),
-    Case(WELL_BUT_1, [last_number, without_tags], told(R1), reward_weights=[1.0, 1.0]),
-    Case(WELL_BUT_1, [last_number, without_tags], told(R1), reward_weights=[1.0, -1.0]),
     # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
     Case("FOUND F14:sign @1 tried, HELD F10", [exact, distance], reward_weights=[1.0, -0.1]),
     Case(WELL_BUT_1, [exact, distance], reward_weights=[1.0, -0.001]),
@@ -1126,18 +1116,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_said_of_reward_functions(case, tokenizer, monkeypatch):
+def test_what_is_said_of_reward_functions(case, tokenizer):
     """Each kind of function that people write, in a line of verdicts; words are the goldens'."""
-    fork, ask = asking.in_fork, asking.Asker.ask
-
-    def ask_here(asker, make, count, prepare=None, size=0):
-        with pytest.MonkeyPatch.context() as forks:
-            if prepare or case.keeps:
-                forks.setattr(asking, "in_fork", fork)
-            return ask(asker, make, count, prepare, size)
-
-    monkeypatch.setattr(asking, "in_fork", lambda call, limit: call())
-    monkeypatch.setattr(asking.Asker, "ask", ask_here)
     own = copy.deepcopy(tokenizer)
     own.chat_template = case.template or own.chat_template
     assert in_short(judge(case.functions, case.rows, own, **case.options)) == case.said

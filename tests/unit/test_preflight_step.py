@@ -18,7 +18,8 @@ from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.textbook import suspects
 from failurelab.textbook.rows import Row
-from failurelab_preflight.answer import Verdict
+from failurelab_preflight.finding import RELEASE, SCRIPT, Verdict
+from failurelab_preflight.judges import settled
 from failurelab_preflight.judges import textbook as textbook_judge
 from failurelab_preflight.judges.textbook import SHORT_ENDS, StepJudge
 from failurelab_preflight.stage import cuts
@@ -42,6 +43,14 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
 
 
+def test_a_stock_trainer_of_no_release_is_accused(model, tokenizer, tmp_path):
+    """F21 of trl 0.14, which scores without a mask of the prompts' padding, and F15 before 0.16 were NAMED."""
+    answers = judge(trainer(model, tokenizer, tmp_path, lengths=(4, 5), temperature=0.7), differing=True)
+    assert not [answer for answer in answers.values() if answer.accuses], answers
+    noted = {name for name, answer in answers.items() if answer.verdict is Verdict.NOTED}
+    assert noted == {"F21", "F15"} if before("0.15") else noted == {"F15"} if before("0.16") else not noted
+
+
 @pytest.mark.skipif(before("0.15"), reason="this release has no micro-batches of completions")
 def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_path):
     """Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD."""
@@ -56,12 +65,10 @@ def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_pa
     ("change", "verdict"),
     [
         (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
-        (lambda own: own * 1.75, Verdict.FOUND),
-        (lambda own: own / torch.arange(1, len(own) + 1), Verdict.NOT_CHECKED),
         (lambda own: own.roll(1), Verdict.FOUND),
         (lambda own: own.abs(), Verdict.FOUND),
     ],
-    ids=["bounded and scaled", "all scaled", "each scaled otherwise", "other rows'", "without a sign"],
+    ids=["bounded and scaled", "other rows'", "without a sign"],
 )
 def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
     """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""
@@ -90,7 +97,7 @@ def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_
     held = judge(online_dpo(model, tokenizer, tmp_path))
     assert held["F21"].verdict is Verdict.HELD and "F15" not in held
     added = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
-    assert added.verdict is Verdict.HELD and "AdamW cancels a constant size" in added.evidence
+    assert added.verdict is Verdict.NOTED and (added.harm, added.origin) == ("slows", RELEASE)
     options = {"gradient_accumulation_steps": 2, "optim": "sgd"}
     found = judge(online_dpo(model, tokenizer, tmp_path, **options))["F21"]
     assert found.verdict is Verdict.SUSPECTED and "micro-batches are added" in found.evidence
@@ -98,26 +105,25 @@ def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_
 
 
 @pytest.mark.parametrize(
-    ("transformers_version", "failure", "verdict"),
-    [("4.47.1", "F20", Verdict.SUSPECTED), ("4.48.0", "F21", Verdict.HELD)],
+    ("transformers_version", "failure"),
+    [("4.47.1", "F20"), ("4.48.0", "F21")],
     ids=["release adds", "release divides"],
 )
 def test_batches_that_a_release_adds_are_its_own(
-    transformers_version, failure, verdict, model, tokenizer, tmp_path, monkeypatch
+    transformers_version, failure, model, tokenizer, tmp_path, monkeypatch
 ):
     """As trl 0.14 with transformers 4.46 and 4.47: F20, of which the registry has the releases, and no script's fault.
 
-    The temperature that this trl leaves out is told beside it, and not held to be there.
+    The temperature that this trl leaves out is noted beside it, and not held to be there.
     """
     installed = {"trl": "0.14.0", "transformers": transformers_version}
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: 2 * loss))
-    made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
+    made.args.temperature = made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
     monkeypatch.setattr(textbook_judge, "_overridden", lambda trainer: [])
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or version(name))
     found = judge(made)
-    assert found[failure].verdict is verdict
-    assert found["F15"].verdict is Verdict.SUSPECTED and (found[failure].undo is not None) == (failure == "F20")
+    assert found[failure].verdict is found["F15"].verdict is Verdict.NOTED
 
 
 @pytest.mark.parametrize("way", ["config", "processor"])
@@ -233,7 +239,7 @@ def test_a_wrong_gradient_is_found(model, tokenizer, tmp_path):
     answers = judge(made)
     assert answers["F21"].verdict is Verdict.FOUND and "opposite sign" in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
-    assert answers["F21"].undo is None and answers["F21"].own
+    assert answers["F21"].undo is None and answers["F21"].origin == SCRIPT
     assert "F3b" not in answers, "of a wrong gradient nothing else is held"
 
 
@@ -257,8 +263,7 @@ class InOrder(OnlineDPOTrainer):
     ("sizes", "learned", "verdict"),
     [
         ((4, 4, 4, 5), True, Verdict.FOUND),  # the second step's batch is padded
-        ((4, 4, 5, 5), True, Verdict.NOT_CHECKED),  # none is, though the prompts differ
-        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),
+        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),  # none is, though the prompts differ
         ((4, 4, 4, 5), False, Verdict.HELD),
         ((4, 4, 4, 4), False, Verdict.HELD),  # as in all of this script's batches
     ],
@@ -354,21 +359,36 @@ def test_scores_at_another_temperature_than_the_sampling_s_are_f15(asked, drawn,
         pytest.skip("this release has no generation_kwargs")
     more = {"generation_kwargs": {"temperature": drawn}} if asked != drawn else {}
     answers = judge(trainer(model, tokenizer, tmp_path, temperature=asked, **more))
-    healthy = asked == drawn and not before("0.16")
-    assert answers["F15"].verdict is (Verdict.HELD if healthy else Verdict.FOUND), answers
+    own = Verdict.NOTED if before("0.16") else Verdict.HELD  # where the arguments are what is drawn at
+    assert answers["F15"].verdict is (own if asked == drawn else Verdict.FOUND), answers
     if asked != drawn:
         assert answers["F15"].undo.values == {"temperature": drawn}
         assert "F21" not in answers  # prompts of one length: a missing mask would not show
 
 
 @pytest.mark.parametrize(
-    "named, failure", [("divided by the tokens of the generation", "F20"), ("opposite sign", "F21")]
+    ("named", "changed", "told"),
+    [
+        ("divided by the tokens of the generation", False, ("F20", RELEASE)),
+        ("divided by the tokens of the generation", True, ("F20", SCRIPT)),
+        ("no attention mask", False, ("F21", RELEASE)),
+        ("temperature", False, ("F15", RELEASE)),
+        ("opposite sign", False, ("F21", "")),
+        ("opposite sign", True, ("F21", SCRIPT)),
+    ],
 )
-def test_a_loss_that_trl_itself_divides_so_is_f20(named, failure, model, tokenizer, tmp_path):
-    """From 0.22 to 1.9; elsewhere it is the script's own."""
-    made = trainer(model, tokenizer, tmp_path)
-    affected = not before("0.22") and before("1.10")
-    assert StepJudge(Training(made, {}))._failure(named, changed=False) == (failure if affected else "F21")
+def test_what_a_release_does_is_told_by_the_registry_s_versions(
+    named, changed, told, model, tokenizer, tmp_path, monkeypatch
+):
+    """F20 is trl's from 0.22 to 1.9, F15 up to 0.15, the missing mask 0.14's; elsewhere nobody knows whose it is."""
+    judged = StepJudge(Training(trainer(model, tokenizer, tmp_path), {}))
+    affected = {"F20": "1.5.0", "F15": "0.15.2", "F21": "0.14.0"}[told[0]]
+    for trl_version, expected in (
+        (affected, told),
+        ("1.16.0", ("F15" if told[0] == "F15" else "F21", SCRIPT * changed)),
+    ):
+        monkeypatch.setattr(settled.importlib.metadata, "version", {"trl": trl_version, "transformers": "4.56.2"}.get)
+        assert judged._failure(named, changed=changed, aligned=True) == expected
 
 
 def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
@@ -483,6 +503,19 @@ def test_a_group_that_lies_on_several_processes_does_so_when_cut(device, generat
     assert cut["per_device_train_batch_size"] == rows and 2 * rows % cut["num_generations"] == 0
 
 
+WITH_ROLLOUTS = pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
+
+
+def answers_to(made):
+    """Train under the judge, to which this file is the script's own; return all that it answers."""
+    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
+    with step.listening():
+        made.train()
+    return list(step.answers())
+
+
 def drawn_by_generate(prompts, trainer, cut):
     """Draw completions as `model.generate` gives them: rows of one length, unless they are cut."""
     tokenizer = trainer.processing_class
@@ -495,9 +528,7 @@ def drawn_by_generate(prompts, trainer, cut):
     return {"prompt_ids": ids, "completion_ids": rows, "logprobs": None}
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.HELD), (False, Verdict.FOUND)])
 def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokenizer, tmp_path):
     """It is trained on."""
@@ -505,24 +536,13 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
     def rollout(prompts, trainer):
         return drawn_by_generate(prompts, trainer, cut)
 
-    def look(made):
-        given = Training(made, {}, own=lambda file: file == __file__)
-        step = StepJudge(given)
-        with step.listening():
-            made.train()
-        answers = list(step.answers())
-        answer = next(each for each in answers if each.failure == "F13" and each.fault != "end")
-        return answer, {each.failure: each.verdict for each in answers}["F21"]
-
-    made = trainer(copy.deepcopy(model), tokenizer, tmp_path, more=[("rollout_func", rollout)])
-    answer, step = look(made)
-    assert answer.verdict is verdict and answer.failure == "F13"
+    answers = answers_to(trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)]))
+    assert next(each for each in answers if each.failure == "F13" and each.fault != "end").verdict is verdict
+    step = {each.failure: each.verdict for each in answers}["F21"]
     assert step is (Verdict.HELD if cut else Verdict.NOT_CHECKED)  # of one length: another divisor would not show
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(
     ("again", "masks", "verdict"),
     [(True, True, Verdict.FOUND), (True, False, Verdict.SUSPECTED), (False, True, Verdict.HELD)],
@@ -538,11 +558,7 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
         return output
 
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], mask_truncated_completions=masks)
-    given = Training(made, {}, own=lambda file: file == __file__)
-    step = StepJudge(given)
-    with step.listening():
-        made.train()
-    (answer,) = [each for each in step.answers() if each.fault == "end"]
+    (answer,) = [each for each in answers_to(made) if each.fault == "end"]
     assert answer.failure == "F13" and answer.verdict is verdict
     assert verdict is not Verdict.FOUND or "none of its tokens is trained on" in answer.evidence
 
@@ -573,39 +589,24 @@ def two_turns(prompts, trainer, way, tokens=3):
             first, more = draw(encode("hint: ") + one), []
         else:
             first = draw(one)
-            more = [] if way in ("one", "trimmed", "shuffled") else draw(one + first + two if way == "ids" else two)
-        if way == "trimmed":
-            first = first[:-1] or first
+            more = draw(one + first + two if way == "ids" else two)
         rows["prompt_ids"].append(one + two if way == "joined" else one)
         between = two if way == "ids" else []
         rows["completion_ids"].append(first + between + more)
         rows["env_mask"].append([1] * len(first) + [0] * len(between) + [1] * len(more))
-    if way == "shuffled":
-        rows["completion_ids"].reverse()
     if way != "ids":
         del rows["env_mask"]
     return rows | {"logprobs": None}
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
-@pytest.mark.parametrize("tokens", [1, 3])
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(
-    ("way", "accused"),
-    [
-        ("joined", True),
-        ("shuffled", True),
-        ("hint", True),
-        ("one", False),
-        ("ids", False),
-        ("best", False),
-        ("trimmed", False),
-        ("engine", False),
-    ],
-)
+    ("way", "tokens", "accused"),
+    [("joined", 1, True), ("joined", 3, True), ("hint", 3, True), ("ids", 1, False), ("ids", 3, False),
+     ("best", 3, False), ("engine", 3, False)],
+)  # fmt: skip
 def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
-    way, accused, tokens, model, tokenizer, tmp_path
+    way, tokens, accused, model, tokenizer, tmp_path
 ):
     """The ids were those that were drawn, so nothing was said: the prompts of both turns stood before both answers."""
 
@@ -617,20 +618,14 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
 
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "rewards": [unequal]}
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
-    given = Training(made, {}, own=lambda file: file == __file__)
-    step = StepJudge(given)
-    with step.listening():
-        made.train()
-    answers = [each for each in step.answers() if each.failure == "F18"]
+    answers = [each for each in answers_to(made) if each.failure == "F18"]
     assert [each.verdict is Verdict.FOUND for each in answers] == [accused]
     for each in answers * accused:
         apart, count = each.figures
         assert apart.value > 0.1 and 4 <= count.value <= count.scale
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@WITH_ROLLOUTS
 @pytest.mark.parametrize(
     ("draws", "synchronizes", "rate", "verdict"),
     [
@@ -638,7 +633,6 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
         ("object", False, 1e-2, Verdict.SUSPECTED),
         ("other", True, 1e-2, Verdict.HELD),
         ("other", False, 0.0, Verdict.NOT_CHECKED),
-        ("policy", False, 1e-2, None),
         ("both", False, 1e-2, None),  # what the policy drew as well is nobody's alone
     ],
 )
@@ -649,7 +643,7 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
     def rollout(prompts, trainer):
         if synchronizes:
             other.load_state_dict(trainer.model.state_dict())
-        drawer = trainer if draws == "policy" else types.SimpleNamespace(model=other, processing_class=tokenizer)
+        drawer = types.SimpleNamespace(model=other, processing_class=tokenizer)
         if draws == "both":
             drawn_by_generate(prompts, trainer, cut=True)
         return drawn_by_generate(prompts, drawer, cut=True)
@@ -657,10 +651,7 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
     engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
     rollout_func = engine() if draws == "object" else rollout
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
-    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
-    with step.listening():
-        made.train()
-    answers = [answer for answer in step.answers() if answer.failure == "F16"]
+    answers = [answer for answer in answers_to(made) if answer.failure == "F16"]
     assert [answer.verdict for answer in answers] == [verdict] * (verdict is not None)
 
 
@@ -676,19 +667,18 @@ def own_loop(stacked, repeated, grouped):
 
         def compute_loss(self, model, inputs, *rest, **options):
             size, tok = self.num_generations, self.processing_class
-            count = 1 if grouped == "none" else size
             rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
             asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
             width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
             config.num_return_sequences = 1
             with torch.no_grad():
-                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(count)]
+                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(size)]
             longest = max(call.shape[1] for call in calls)
             pad = tok.pad_token_id
             calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
 
             def in_order(values, order):
-                return [each for each in values for _ in range(count)] if order == "prompt" else list(values) * count
+                return [each for each in values for _ in range(size)] if order == "prompt" else list(values) * size
 
             drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
             prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
@@ -700,7 +690,6 @@ def own_loop(stacked, repeated, grouped):
             asked_for, answer = (in_order([row[name] for row in rows], repeated) for name in ("prompt", "answer"))
             given = {"prompts": asked_for, "completions": texts, "answer": answer}
             rewards = torch.tensor([function(**given) for function in self.reward_funcs]).sum(0)
-            size = len(rewards) if grouped == "none" else size  # one completion of each prompt, and a mean of all
             groups = rewards.view(-1, size) if grouped != "call" else rewards.view(size, -1).T
             worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
             worth = (worth if grouped != "call" else worth.T).reshape(-1)
@@ -714,11 +703,9 @@ def own_loop(stacked, repeated, grouped):
     ("stacked", "repeated", "grouped", "gradient", "pairs"),
     [
         ("call", "prompt", "prompt", Verdict.NOT_CHECKED, True),
-        ("call", "call", "prompt", Verdict.NOT_CHECKED, False),
         ("prompt", "call", "prompt", Verdict.HELD, True),
         ("prompt", "prompt", "prompt", Verdict.HELD, False),
         ("call", "call", "call", Verdict.NOT_CHECKED, False),
-        ("call", "call", "none", Verdict.NOT_CHECKED, False),
     ],
 )
 def test_a_loop_of_one_s_own_that_mixes_two_orders(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from failurelab_preflight.answer import Answer, Effect, Finding, Verdict
+from failurelab_preflight.answer import Answer, Effect
+from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.session import RankResult, together
 
 LOST = "train.py, line {}, ended in RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"

@@ -9,8 +9,8 @@ import small
 import trl
 from packaging.version import Version
 
-from failurelab_preflight.answer import Verdict
-from failurelab_preflight.judges import rows, tokens
+from failurelab_preflight.finding import Verdict
+from failurelab_preflight.judges import rows
 from failurelab_preflight.judges.lengths import judge_lengths
 from failurelab_preflight.judges.rows import prompt_ids
 from failurelab_preflight.judges.tokens import judge_ends, judge_template
@@ -94,32 +94,6 @@ def test_a_base_model_has_a_template_too(model, tokenizer):
     assert only(judge_template(training(model, base, QUESTIONS, "x-Instruct")), "F12").verdict is Verdict.NOT_CHECKED
     base.chat_template = None  # nothing to apply
     assert only(judge_template(training(model, base, TEXTS, "x-chat")), "F12").verdict is Verdict.NOT_APPLICABLE
-
-
-@pytest.mark.parametrize("real", [True, False])
-def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
-    """The course's model was taught plain sums: it ends without the template, whatever it is called.
-
-    That a small model ends its texts is no proof: only the weights that are asked for by --real-model are held.
-    """
-    answer = only(judge_template(training(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
-    assert answer.verdict is (Verdict.HELD if real else Verdict.NOT_CHECKED)
-    assert "of 4 greedy completions 4 end" in (answer.evidence if real else answer.why)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "kind"),
-    [
-        (["You add numbers.\nWhat is 3+4?\n7"] * 4, Verdict.SUSPECTED),
-        (["Calcule 7+18 pas a pas."] * 4, Verdict.SUSPECTED),
-        (TEXTS, Verdict.NOT_CHECKED),
-    ],
-)
-def test_a_real_model_that_ends_neither_way_does_not_tell(prompts, kind, model, tokenizer, monkeypatch):
-    """It was "too few ends to tell", though what ends its texts is what ends a turn of its template."""
-    monkeypatch.setattr(tokens, "_ended", lambda *given, **more: 0)
-    answer = only(judge_template(training(model, tokenizer, prompts, "x", small=False)), "F12")
-    assert answer.verdict is kind
 
 
 def test_a_sequence_begun_twice(model, with_bos):

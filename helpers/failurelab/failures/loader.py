@@ -55,8 +55,9 @@ class Stack:
     """Versions that belong together: each package named must be installed in a version that its specifier holds.
 
     `only_own_code` says that trl's trainers are spared in these versions and a loop of one's own is not. `only_where`
-    says of which machines it holds, such as those without Triton; elsewhere these versions are spared. `probes` are
-    patterns of the atlas' set-ups that hold this statement; where there are none, `not_measured` says why.
+    says of which machines it holds, such as those without Triton. `probes` are
+    patterns of the atlas' set-ups that hold this statement; where there are none, `not_measured` says why. `forgiven`
+    says why a run learns with it.
     """
 
     what: str
@@ -66,6 +67,7 @@ class Stack:
     only_where: str = ""
     probes: tuple[str, ...] = ()
     not_measured: str = ""
+    forgiven: str = ""
 
     def asks(self, probe: str) -> bool:
         """Return whether a set-up of the atlas, by its id, holds this statement."""
@@ -280,6 +282,7 @@ def _stack(raw: Table) -> Stack:
         raw.take("only_where", str, ""),
         raw.texts("probes", ()),
         raw.text("not_measured", ""),
+        raw.text("forgiven", ""),
     )
     if bool(stack.probes) == bool(stack.not_measured):
         raise raw.error("probes", "name the set-ups of the atlas that hold it, or say why in not_measured")

@@ -9,6 +9,8 @@ import functools
 import pathlib
 import shutil
 import textwrap
+import types
+from collections.abc import Sequence
 from typing import Any
 
 from failurelab import failures
@@ -29,7 +31,7 @@ class Look:
 
     do: str
     at: str
-    then: tuple[str, ...]
+    then: list[str]
     answered_by: str = ""
 
 
@@ -42,21 +44,14 @@ class Rule:
     causes: tuple[str, ...] = ()
     looks: tuple[str, ...] = ()
 
+    @classmethod
+    def read(cls, when: list[str], says: str, causes: Sequence[str] = (), looks: Sequence[str] = ()) -> "Rule":
+        """Return a rule of the file."""
+        return cls(predicates.parse_all(when), says, tuple(causes), tuple(looks))
+
     def holds(self, figures: dict[str, Value]) -> bool:
         """Return whether all its predicates are known to hold."""
         return verdicts.holds(self.when, figures) is True
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The file of rules; `causes` are those that are no failure of the registry."""
-
-    proof: tuple[Rule, ...]
-    sign: tuple[Rule, ...]
-    looks: dict[str, Look]
-    causes: dict[str, dict[str, str]]
-    keeps_reward_flat: frozenset[str]
-    costs_memory_alone: frozenset[str]
 
 
 @dataclasses.dataclass
@@ -104,18 +99,12 @@ class Diagnosis:
 
 
 @functools.cache
-def rules() -> Rules:
-    """Return the rules."""
-    raw = read_toml(RULES)
-    looks = {name: Look(**look | {"then": tuple(look["then"])}) for name, look in raw["looks"].items()}
-    flat, memory = frozenset(raw["keeps_reward_flat"]), frozenset(raw["costs_memory_alone"])
-    proofs, signs = (tuple(map(_rule, raw[kind])) for kind in ("proof", "sign"))
-    return Rules(proofs, signs, looks, raw["causes"], flat, memory)
-
-
-def _rule(raw: dict[str, Any]) -> Rule:
-    causes, looks = (tuple(raw.get(name, ())) for name in ("causes", "looks"))
-    return Rule(predicates.parse_all(raw["when"]), raw["says"], causes, looks)
+def rules() -> types.SimpleNamespace:
+    """Return the file of rules, by its names; `causes` are those that are no failure of the registry."""
+    read = types.SimpleNamespace(**read_toml(RULES))
+    read.looks = {name: Look(**look) for name, look in read.looks.items()}
+    read.proof, read.sign = ([Rule.read(**raw) for raw in kind] for kind in (read.proof, read.sign))
+    return read
 
 
 def decide(evidence: RunEvidence) -> Diagnosis:
@@ -124,14 +113,11 @@ def decide(evidence: RunEvidence) -> Diagnosis:
     looks = {rule.causes: read.looks[rule.looks[0]] for rule in read.proof if rule.looks}
     proofs = [Proof(rule.causes, predicates.fill(rule.says, known)) for rule in read.proof if rule.holds(known)]
     proofs = sorted([*evidence.proofs, *proofs], key=lambda proof: proof.of_script)
-    notes = [
-        f"{proof.failures[0]}, {proof.says}: it costs memory, and harms no training"
-        for proof in proofs
-        if set(proof.failures) <= read.costs_memory_alone
-    ]
-    proofs = [proof for proof in proofs if not set(proof.failures) <= read.costs_memory_alone]
+    harmless = [proof for proof in proofs if set(proof.failures) <= {*read.costs_memory_alone}]
+    notes = [f"{proof.failures[0]}, {proof.says}: it costs memory, and harms no training" for proof in harmless]
+    proofs = [proof for proof in proofs if proof not in harmless]
     if known.get("reward_course") == "rises":
-        flat = [proof for proof in proofs if set(proof.failures) <= read.keeps_reward_flat]
+        flat = [proof for proof in proofs if set(proof.failures) <= {*read.keeps_reward_flat}]
         proofs = [proof for proof in proofs if proof not in flat]
         known |= {"not_named": ", ".join(f"{' or '.join(proof.failures)} ({proof.says})" for proof in flat)}
     causes = _causes(proofs, looks)

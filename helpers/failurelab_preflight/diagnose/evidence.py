@@ -81,18 +81,18 @@ def collect(
         RunError: there is no such file, or nothing in them that can be read.
     """
     evidence = RunEvidence(name)
+    folders = [path for path in paths if path.is_dir()]
+    if len(folders) > 1 and not all(map(checkpoints.weights_in, folders)):
+        raise RunError(f"{name}: {len(folders)} folders are several runs. Next: one of them, or two checkpoints of one")
     if compared:
         _take_comparison(compared, "two checkpoints", evidence)
     kinds: dict[str, list[pathlib.Path]] = collections.defaultdict(list)
     for path in paths:
         for file in _files(path):
             kinds[_kind(file, evidence)].append(file)
-    for file in kinds["history"]:
-        _read_history(file, evidence)
-    for file in kinds["log"]:
-        _read_log(file, evidence)
-    for file in kinds["guards"]:
-        _read_guards(file, evidence)
+    for kind, read in (("history", _read_history), ("log", _read_log), ("guards", _read_guards)):
+        for file in kinds[kind]:
+            read(file, evidence)
     for file in kinds["preflight"]:
         _read_preflight(file, kinds["script"], evidence)
     _compare_checkpoints(kinds["weights"], evidence)
@@ -117,6 +117,9 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
     if not path.is_dir():
         yield path
         return
+    below = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _is_run(folder)]
+    if not _is_run(path) and len(below) == 1:  # the output folder, one step down
+        path = below[0]
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     folders = sorted((folder for folder in path.glob("checkpoint-*") if folder.is_dir()), key=_number)
     yield from files
@@ -128,6 +131,11 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield from checkpoints.weights_in(folder)
     if (path / "logs").is_dir():
         yield from sorted(file for file in (path / "logs").iterdir() if file.is_file())
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+    left = ("trainer_state.json", "checkpoint-*", "*.safetensors", "*.log", "log*.txt", "*.jsonl", "failurelab.json")
+    return any(any(folder.glob(pattern)) for pattern in left)
 
 
 def _number(folder: pathlib.Path) -> float:
@@ -151,9 +159,7 @@ def _kind(file: pathlib.Path, evidence: RunEvidence) -> str:
         evidence.not_read.append(f"{file.name} is empty")
         return ""
     if b"\0" in start and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        if name.startswith("events.out.tfevents"):
-            evidence.not_read.append(f"{file.name}: TensorBoard's files are not read; trainer_state.json has the same")
-        elif suffix not in (".pt", ".bin", ".pth", ".pkl"):
+        if suffix not in (".pt", ".bin", ".pth", ".pkl"):
             evidence.not_read.append(f"{file.name} is binary and no safetensors file")
         return ""
     text = start.decode("utf-8", errors="replace")
@@ -169,15 +175,11 @@ def _kind(file: pathlib.Path, evidence: RunEvidence) -> str:
         if "log_history" in text or "trainer_state" in name or '"loss"' in text or '"reward"' in text:
             return "history"
         return ""
-    if suffix == ".csv":
-        return "history" if re.search(r"\b(?:reward|loss|grad_norm)\b", first) and 'completion"' not in first else ""
-    if suffix == ".jsonl":
-        return "" if '"completion"' in first else "log"
-    if name == "readme.md" or suffix in (".lock", ".yml", ".yaml") or re.search("require|version|freeze|pip", name):
-        return ""
-    if suffix in (".txt", ".log", ".out", ".err", "") or re.search(r"\.(?:log|out|err)", name):
-        return "log"
-    return ""
+    if suffix in (".csv", ".jsonl"):
+        kind = "history" if suffix == ".csv" else "log"
+        return "" if 'completion"' in first or not re.search(r"\b(?:reward|loss|grad_norm)\b", first) else kind
+    is_log = suffix in (".txt", ".log", ".out", ".err", "") or re.search(r"\.(?:log|out|err)", name)
+    return "log" if is_log and not re.search("require|version|freeze|pip", name) else ""
 
 
 def _entries(file: pathlib.Path) -> Iterator[Entry]:

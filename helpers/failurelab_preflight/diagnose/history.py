@@ -7,7 +7,6 @@ and each `{...}` without another one in it is looked at by itself; what has figu
 import contextlib
 import csv
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -144,11 +143,6 @@ def read_history(logged: Iterable[Entry]) -> History:
 
 def _ordered(entries: list[Entry], notes: list[str]) -> list[Entry]:
     """Return the entries that count, in the order of their steps; of a step that was logged again, the later one."""
-    back = sum(after["step"] < before["step"] for before, after in itertools.pairwise(entries))
-    if back > 3 and back > len(entries) / 20:
-        notes.append("the entries were out of order: they were sorted by their steps")
-        by_step = {entry["step"]: entry for entry in entries}
-        return [by_step[step] for step in sorted(by_step)]
     runs: list[list[Entry]] = [[]]
     resumed = 0
     for entry in entries:

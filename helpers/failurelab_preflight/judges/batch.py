@@ -18,7 +18,7 @@ from typing import Any
 from failurelab import failures, plants
 from failurelab.failures import verdicts
 from failurelab.measure import counts
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.judges.rows import dataset_size, of_trl
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.stage import cuts

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.judges.rows import installed_version
 from failurelab_preflight.repairs import Keyword
 from failurelab_preflight.training import Load, Training

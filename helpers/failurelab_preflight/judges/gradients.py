@@ -13,7 +13,7 @@ from failurelab import gradients, guards, plants
 from failurelab._text import list_names
 from failurelab._unwrap import has_adapter
 from failurelab.handles import is_unseen
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Arguments, Statement

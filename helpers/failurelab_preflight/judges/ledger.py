@@ -15,7 +15,7 @@ from typing import Any
 
 from failurelab import failures, textbook
 from failurelab.failures import verdicts
-from failurelab_preflight.answer import Finding, Location, Quantity
+from failurelab_preflight.finding import SCRIPT, Finding, Location, Quantity
 from failurelab_preflight.judges.replaced import codes_of
 from failurelab_preflight.script_text import location, read_source
 from failurelab_preflight.training import Training
@@ -145,4 +145,4 @@ def _found(
         more["place"] = place
     if why:
         return Finding.suspected(reading.failure, says, why, repair, **more)
-    return Finding(reading.failure, says + where * reading.of_loops, repair, own=reading.of_loops, **more)
+    return Finding(reading.failure, says + where * reading.of_loops, repair, origin=SCRIPT * reading.of_loops, **more)

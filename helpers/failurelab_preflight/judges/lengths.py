@@ -10,13 +10,23 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from failurelab_preflight.answer import Finding, Verdict
+from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted
 from failurelab_preflight.repairs import Arguments
+from failurelab_preflight.rewards.forms import last_text
+from failurelab_preflight.rewards.table import quote
 from failurelab_preflight.training import Training
 
 ROWS = 256
 PROMPTS = 0.1  # share from which on it is told
+
+
+def judge_dataset(training: Training) -> Iterator[Finding]:
+    """Note rows that all have one prompt."""
+    prompts = [row["prompt"] for row in prompted(training, ROWS)] if generates(training.trainer) else []
+    if len({repr(prompt) for prompt in prompts}) == 1:
+        training.notes.append(f"all {len(prompts)} rows that were read have one prompt, {quote(last_text(prompts[0]))}")
+    yield from ()
 
 
 def judge_lengths(training: Training) -> Iterator[Finding]:

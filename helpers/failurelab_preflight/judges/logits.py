@@ -1,4 +1,4 @@
-"""F3b: rows are scored against another token than the next one. F3a, more rows than are asked for, is a note.
+"""F3b: rows are scored against another token than the next one. F3a, more rows than are asked for, is noted.
 
 Upstream: the registry's F3a and F3b.
 """
@@ -11,7 +11,7 @@ import torch
 
 from failurelab import guards, logits
 from failurelab.handles import is_unseen
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Statement
@@ -60,7 +60,7 @@ class LogitsJudge:
         if self._guarded.found:
             yield self._found_shift(report)
             return
-        self._note_memory()
+        yield from self._note_memory()
         yield self._judge_scores(report)
 
     def _found_shift(self, report: Any) -> Finding:
@@ -76,12 +76,13 @@ class LogitsJudge:
             figures=() if report.shift is None else (Quantity("positions_off", report.shift, "positions"),),
         )
 
-    def _note_memory(self) -> None:
+    def _note_memory(self) -> Iterator[Finding]:
         if self._rows_made > self._rows_wanted and self._rows_made >= self._whole:  # not what a layer of its own keeps
-            self._training.notes.append(
+            yield Finding.noted(
+                "F3a",
                 f"the trainer asks for {self._rows_wanted} rows of logits by {self._name}, and the model, which "
-                f"swallows that name, makes {self._rows_made}: it costs memory (F3a). failurelab.logits.repair(model) "
-                "before the trainer is made, or later releases, end it"
+                f"swallows that name, makes {self._rows_made}: it costs memory",
+                "failurelab.logits.repair(model) before the trainer is made, or later releases, end it",
             )
 
     def _judge_scores(self, report: Any) -> Finding:

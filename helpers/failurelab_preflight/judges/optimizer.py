@@ -8,7 +8,7 @@ from typing import Any
 
 from failurelab import plants
 from failurelab._unwrap import has_adapter
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Keyword
 from failurelab_preflight.training import Training
@@ -37,14 +37,9 @@ def judge_optimizer(training: Training) -> Iterator[Finding]:
         yield settled
         return
     if count:
-        evidence += f"; {left} that require a gradient are in none of its groups"
-        repair = "Let its groups hold them too: look at the names that divide the groups; or freeze them."
-        why = "a script may train the others alone"
-        held = [parameter for parameter in model.parameters() if parameter.requires_grad and id(parameter) in kept]
-        if any(parameter.ndim > 1 for parameter in held):
-            yield Finding.not_checked("F23", f"{evidence}; {why}", figures=figures)
-        else:  # biases and the weights of norms
-            yield Finding.suspected("F23", f"{evidence}, and not one matrix is", why, repair, figures=figures)
+        matrices = sum(each.ndim > 1 and each.requires_grad and id(each) in kept for each in model.parameters())
+        why = f"{evidence}, {matrices} of them matrices; {left} that require a gradient are in none of its groups"
+        yield Finding.not_checked("F23", f"{why}: a script may train the others alone", figures=figures)
         return
     evidence += ": no step changes the model"
     if adapters and not any(tensor.requires_grad for tensor in model.parameters() if id(tensor) in adapters):

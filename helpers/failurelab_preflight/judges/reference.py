@@ -17,7 +17,7 @@ import torch
 from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.textbook.scores import plain
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.repairs import Arguments, Keyword, Statement
 from failurelab_preflight.stage.models import adapters_off, probe
 from failurelab_preflight.training import Training

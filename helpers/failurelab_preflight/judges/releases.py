@@ -1,4 +1,4 @@
-"""Names that the installed release of trl or transformers does not have: which release took them, and what to write.
+"""Names that the installed release of trl or transformers does not have, and arguments that the libraries refuse.
 
 A keyword that a configuration or a trainer does not take is left out for this run (`stage.releases`), so that all else
 is judged; an import, an attribute or a key of a file ends the run, and is undone by an edit in another one. What is
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from failurelab.failures import names
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import RELEASE, Finding
 from failurelab_preflight.launcher_line import OF_LAUNCH
 from failurelab_preflight.script_error import causes
 from failurelab_preflight.stage.releases import LeftOut, installed
@@ -48,6 +48,7 @@ def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
             tried="the script comes to its training" if went_on else "",
             ends=True,
             part=owner,
+            origin=RELEASE,
         )
 
 
@@ -62,6 +63,7 @@ def of_files(left_out: LeftOut) -> Iterator[Finding]:
                 "what it was to do is not known",
                 f"Take {name} out, or write what this release has.",
                 part=name,
+                origin=RELEASE,
             )
 
 
@@ -85,10 +87,17 @@ def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
         text = f"{type(link).__name__}: {link}"
         if said := names.explain(text, installed()):
             first = re.sub(r" \(/[^)]*\)", "", " ".join(str(link).split())[:200])
-            yield Finding(
-                FAILURE, f"{first}. {said}", _repair(link, text, own) or _OTHERWISE, ends=True, part=_part(text)
-            )
+            repair = _repair(link, text, own) or _OTHERWISE
+            yield Finding(FAILURE, f"{first}. {said}", repair, ends=True, part=_part(text), origin=RELEASE)
             return
+
+
+def refused(error: BaseException) -> Iterator[Finding]:
+    """Yield what an error says that refuses training arguments while they are made."""
+    through = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, ValueError) and "__post_init__" in through:
+        said = f"these training arguments are refused: {' '.join(str(error).split())}"
+        yield Finding("given", said, "Set them as it asks for.", ends=True, part="arguments")
 
 
 def _part(text: str) -> str:

@@ -6,7 +6,7 @@ Upstream: the registry's F8.
 from collections.abc import Iterator
 
 from failurelab.measure import differences
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Keyword
 from failurelab_preflight.stage import models

@@ -12,13 +12,11 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab_preflight import repairs
-from failurelab_preflight.answer import Finding, Verdict
+from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.batch import read_step
 from failurelab_preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
 from failurelab_preflight.rewards import forms, signature, survey
 from failurelab_preflight.rewards.inputs import OWN, Inputs
-from failurelab_preflight.rewards.table import Flag
 from failurelab_preflight.training import Training
 
 ROWS = 4  # asked of
@@ -49,7 +47,6 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         return
     if len(places) < len(functions):
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
-    note_sampling(training)
     never = [place for place in places if training.finished and place not in training.called]
     if never and (not training.called or _has_own_methods(training)):
         keys = " and ".join(signature.key_of(functions, place) for place in never)
@@ -102,32 +99,7 @@ def _survey(
         **_call_size(training),
     )  # fmt: skip
     training.rewards = table
-    by_key = {signature.key_of(functions, place): place for place in places}
-    for flag in table.flags:
-        yield _answer(flag, functions, by_key.get(flag.about, -1), weights)
-
-
-def _answer(flag: Flag, functions: list[Any], place: int, weights: list[float]) -> Finding:
-    part = flag.about.partition(" ")[0]  # its place: a name may change with the repair
-    if flag.verdict == "HELD":
-        return Finding.held(flag.failure, flag.evidence, flag.control, part=part)
-    if flag.verdict == "NOT CHECKED":
-        return Finding.not_checked(flag.failure, flag.evidence, part=part)
-    if flag.verdict == "SUSPECTED":
-        return Finding.suspected(flag.failure, flag.evidence, flag.control, flag.repair, part=part, fault=flag.fault)
-    undo = _repair(flag.fix, place, weights)
-    more: dict[str, Any] = {"tried": flag.tried, "ends": flag.ends, "part": part, "fault": flag.fault}
-    return Finding(flag.failure, flag.evidence, flag.repair, undo, **more)
-
-
-def _repair(fix: tuple[Any, ...], place: int, weights: list[float]) -> repairs.Repair | None:
-    """Return the edit that undoes a flag."""
-    kind, *values = fix or ("",)
-    if kind == "turn weight":
-        return repairs.Arguments({"reward_weights": [-w if n == place else w for n, w in enumerate(weights)]})
-    if kind == "rename":
-        return repairs.Keyword("trainer", "train_dataset", f"{{}}.rename_column({values[0]!r}, {values[1]!r})")
-    return repairs.Arguments(*values) if kind == "arguments" else None
+    yield from table.flags
 
 
 def _has_own_methods(training: Training) -> bool:
@@ -178,17 +150,6 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
         if len(kinds) <= ROWS:
             chosen += [row for value, row in kinds.items() if all(value != other.get(name) for other in chosen)]
     return chosen
-
-
-def note_sampling(training: Training) -> None:
-    """Note the options of sampling that the first generation took from the model's own generation config."""
-    if taken := training.model_defaults:
-        values = ", ".join(f"{name}={value!r}" for name, (value, _) in taken.items())
-        others = ", ".join(f"{name}={other!r}" for name, (_, other) in taken.items())
-        training.notes.append(
-            f"tokens are drawn with {values} of the model's generation_config, which takes the place of what the "
-            f"trainer leaves at the library's default ({others}): the loss is not of that distribution"
-        )
 
 
 def _call_size(training: Training) -> dict[str, int]:

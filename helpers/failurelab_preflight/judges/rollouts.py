@@ -11,7 +11,7 @@ from unittest import mock
 from failurelab import _greedy, guards
 from failurelab._unwrap import unwrap
 from failurelab.handles import is_unseen, wrap_method
-from failurelab_preflight.answer import Finding, Quantity
+from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
 from failurelab_preflight.judges.rows import prompt_ids, prompted
 from failurelab_preflight.judges.settled import settle

@@ -1,13 +1,15 @@
 """What the registry says of figures that a judge has measured, as a finding."""
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from failurelab import failures
 from failurelab.failures import verdicts
+from failurelab.failures.loader import Stack
 from failurelab.failures.predicates import fields, fill
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 
 
 def settle(
@@ -41,3 +43,14 @@ def settle(
         if verdicts.judge(alone, [planted]).verdict == verdicts.FOUND:
             seen[fill(mechanism.says, dict.fromkeys(fields(mechanism.says)) | planted)] = mechanism.control
     return Finding.held(id, evidence, "; ".join(f"with {name} planted, {said}" for said, name in seen.items()), **more)
+
+
+def of_release(id: str) -> list[Stack]:
+    """Return what the registry says of a failure in the releases that are installed here."""
+    installed = {name: importlib.metadata.version(name) for name in ("trl", "transformers")}
+    return [stack for stack in failures.get(id).affected if stack.holds(installed)]
+
+
+def forgiven(id: str) -> str:
+    """Return why a run learns with what the installed release does, by the registry; "" where it does not say so."""
+    return next((stack.forgiven for stack in of_release(id) if stack.forgiven), "")

@@ -13,7 +13,6 @@ tells the failure's own mistake from it.
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +32,12 @@ from failurelab.textbook.ranks import RanksApart, own_number
 from failurelab.textbook.recorder import MIXED, pad_id
 from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT
-from failurelab_preflight.answer import Finding, Location, Quantity
+from failurelab_preflight.finding import RELEASE, SCRIPT, Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
 from failurelab_preflight.judges.replaced import Replaced, find_replaced
 from failurelab_preflight.judges.rows import prompt_ids, sample, tokenizer_of
+from failurelab_preflight.judges.settled import forgiven, of_release
 from failurelab_preflight.repairs import Arguments, Repair
 from failurelab_preflight.script_text import location
 from failurelab_preflight.stage import cuts
@@ -60,17 +60,10 @@ _FAILURES = {
 _CONTROLS = ("opposite sign", "scores shifted by one")  # which have to be seen, where a gradient holds
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
-CUT_AWAY = {  # options that the cut training lacks, and what they would do to the gradient
-    "fp16": "the gradients are scaled by a factor that the scaler changes",
-    "parallelism_config": "the gradients are spread over processes",
-    "sync_ref_model": "the reference model changes during training",
-    "torch_compile": "the compiled forward pass may be another one",
-    "use_liger_kernel": "the kernels replace the model's layers",
-    "use_liger_loss": "the loss is computed by a kernel of its own",
-    "use_transformers_continuous_batching": "generation does not go through `generate`",
-    "use_transformers_paged": "generation does not go through `generate`",
-    "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
-}
+CUT_AWAY = (  # options that the cut training lacks, with which the gradient may be another one
+    "fp16", "parallelism_config", "sync_ref_model", "torch_compile", "use_liger_kernel", "use_liger_loss",
+    "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm",
+)  # fmt: skip
 _OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
 _CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
 _WITHOUT_MASK = ("no attention mask", "no attention mask and no temperature")
@@ -328,10 +321,13 @@ class StepJudge(TrainerCallback):
             yield Finding.not_checked("F21", f"{why}. {report.reason}")
             return
         own = _overridden(self.trainer)
+        changed = bool(own or self.replaced)
         apart = report.apart and dataclasses.replace(report.apart, size=1.0)
         # A size that Adam forgives is one where the direction is right, or wrong by the temperature alone.
         aligned = apart is not None and (report.floor.holds(apart) or "temperature" in report.line)
-        failure = self._failure(report.named or "", bool(own or self.replaced) or not aligned)
+        failure, origin = self._failure(report.named or "", changed, aligned)
+        as_asked = report.temperature == getattr(self.trainer.args, "temperature", None)  # else something else draws
+        origin = "" if failure == "F15" and not as_asked and not changed else origin
         if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
@@ -343,27 +339,17 @@ class StepJudge(TrainerCallback):
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
         said = f"{f'{report.named}: ' if report.named else ''}step {report.step}: {report.reason}{where}"
-        if not own and not self.replaced and report.named == _ACCUMULATION and aligned:
-            said = f"{said.removesuffix('.')}; the release's own trainer does this"
-            why = _CANCELS
-            if failure == "F21" and report.apart and self._cancels_size():  # a run that learns as it would
-                times = f"this release's own trainer makes a gradient {report.apart.size:.3g} times the textbook's"
-                self.training.notes.append(f"F21: {times} ({report.line}); {why}. {repair}")
-                planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
-                yield Finding.held(
-                    "F21", f"step {report.step}: cosine {report.apart.cosine:+.4f}, {why}", "; ".join(planted)
-                )
-            else:
-                yield Finding.suspected(failure, said, why, repair, undo=undo)
+        scaled = report.named in (_OF_GENERATION, _ACCUMULATION) and aligned and not changed
+        cancels = self._cancels_size() and (scaled or (failure == "F15" and apart and report.floor.holds(apart)))
+        told = failure == "F15" or report.named in _WITHOUT_MASK  # what the registry says of a release
+        why = _CANCELS if cancels else forgiven(failure) if told and origin == RELEASE else ""
+        said = f"{said.removesuffix('.')}; {why}" if why else said
+        figures, place = _figures(report), self._place(own)
+        more: dict[str, Any] = {"origin": origin, "mild": bool(why), "figures": figures, "place": place}
+        if report.named == _ACCUMULATION and scaled and not why:
+            why = "the release's own trainer adds batches up, and how much this optimizer minds is not known"
+            yield Finding.suspected(failure, said, why, repair, undo=undo, **more)
         else:
-            mild = failure == "F15" and apart is not None and report.floor.holds(apart) and self._cancels_size()
-            said = f"{said.removesuffix('.')}; {_CANCELS}" if mild else said
-            more: dict[str, Any] = {
-                "own": bool(own or self.replaced),
-                "mild": mild,
-                "figures": _figures(report),
-                "place": self._place(own),
-            }
             yield Finding(failure, said, repair, undo=undo, **more)
         planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
         if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
@@ -372,7 +358,8 @@ class StepJudge(TrainerCallback):
 
         if failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1]):
             said = f"step {report.step}: these scores lack the temperature too"
-            yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
+            why, known = f"told alone once {failure} is repaired", not changed and as_asked and bool(forgiven("F15"))
+            yield Finding.suspected("F15", said, why, _REPAIRS["F15"], origin=RELEASE * known, mild=known)
 
     @property
     def _where(self) -> str:
@@ -390,19 +377,26 @@ class StepJudge(TrainerCallback):
         """The library's functions that the script has put others in the place of."""
         return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
-    def _failure(self, named: str, changed: bool) -> str:
-        """Return the failure that a named mistake is: F20 is the libraries' own in some releases, and F21 elsewhere.
+    def _failure(self, named: str, changed: bool, aligned: bool) -> tuple[str, str]:
+        """Return the failure that a named mistake is, and what makes it, where that is known.
+
+        F20 is the libraries' own in some releases, and F21 elsewhere.
 
         Args:
             named: the mistake.
             changed: whether the script changes the trainer, so that the mistake may be its own.
+            aligned: whether the direction is right but for the temperature.
         """
-        libraries = named == _OF_GENERATION or (named == _ACCUMULATION and not changed)
-        stacks = failures.get("F20").affected if libraries else ()
-        installed = {name: importlib.metadata.version(name) for name in ("trl", "transformers")} if stacks else {}
+        adds = named == _ACCUMULATION and aligned and not changed
+        stacks = of_release("F20") if adds or named == _OF_GENERATION else []
         if named == _ACCUMULATION:
-            stacks = tuple(stack for stack in stacks if "transformers" in stack.versions)
-        return "F20" if any(stack.holds(installed) for stack in stacks) else _FAILURES.get(named, "F21")
+            stacks = [stack for stack in stacks if "transformers" in stack.versions]
+        failure = "F20" if stacks else _FAILURES.get(named, "F21")
+        asked = (
+            failure != "F21" or named in _WITHOUT_MASK
+        )  # what the registry says of other mistakes is said of scripts
+        known = [stack for stack in of_release(failure) if stack.forgiven or not stack.only_own_code] if asked else []
+        return failure, SCRIPT if changed else RELEASE if adds or stacks or known else ""
 
     def _repair(self, failure: str, named: str, own: Sequence["OwnMethod"]) -> tuple[str, Any]:
         """Return what to do, in words and as what undoes it."""
@@ -498,8 +492,8 @@ def cut_away(training: Training) -> list[str]:
         and not getattr(training.trainer.args, name, None)
     ]
     given, args = training.arguments, training.trainer.args
-    cut = {name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)}
-    return lines + [f"{name} is cut away: {reason}" for name, reason in CUT_AWAY.items() if name in cut]
+    cut = [name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)]
+    return lines + [f"{name} is cut away, and with it the gradient may be another one" for name in cut]
 
 
 def _uses_liger(training: Training) -> bool:

@@ -14,10 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-
-from failurelab.handles import keep_modes
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.judges.rows import (
     generates,
     known_ends,
@@ -39,7 +36,6 @@ _TASK = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TURN = [{"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}]
-TOKENS, LONGEST = 64, 256  # drawn from a real model, to see whether it ends; the second where none ends in the first
 
 
 def judge_template(training: Training) -> Iterator[Finding]:
@@ -70,24 +66,16 @@ def judge_template(training: Training) -> Iterator[Finding]:
     repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
     turn = _turn_end(tokenizer)
     is_chat = turn in {tokenizer.eos_token_id, *own_ends(trainer.model)}
-    asked = None
-    if not training.small:
-        unmarked = [prompt for prompt in prompts if mark not in prompt][:4]
-        asked = _ask_model(training, tokenizer, unmarked, evidence, repair)
-    if asked is not None:
-        yield asked
-    elif turn is not None and is_chat and 2 * sum(map(_is_asked, prompts)) > len(prompts):
+    if turn is not None and is_chat and 2 * sum(map(_is_asked, prompts)) > len(prompts):
         yield Finding.suspected(
             "F12",
             f"{evidence}; they ask or tell, and what ends a turn of the template, {_names(tokenizer, {turn})}, ends "
             "this model's texts: it is a chat model",
-            "only the real model can show whether it answers plain text too (--real-model)",
+            "only the real model tells whether it answers plain text too",
             repair,
         )
     else:
-        yield Finding.not_checked(
-            "F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)"
-        )
+        yield Finding.not_checked("F12", f"{evidence}; whether the model needs it, only the real model tells")
 
 
 def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Finding:
@@ -128,55 +116,6 @@ def _mark(tokenizer: Any) -> str:
     return text.partition(_TURN[0]["content"])[0].replace(tokenizer.bos_token or "\0", "").strip().rpartition("\n")[2]
 
 
-def _ask_model(
-    training: Training, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str
-) -> Finding | None:
-    """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so.
-
-    None where it ends neither way, not even within the tokens that a completion may have: then it does not tell.
-    """
-    messages = ([{"role": "user", "content": text}] for text in prompts)
-    chats = [tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) for message in messages]
-    model = training.trainer.model
-    limit = min(training.arguments.get("max_completion_length") or TOKENS, LONGEST)
-    for tokens in dict.fromkeys((TOKENS, max(TOKENS, limit))):
-        plain, templated = (_ended(model, tokenizer, texts, tokens=tokens) for texts in (prompts, chats))
-        if plain or templated:
-            break
-    else:
-        return None
-    counted = (
-        f"{evidence}; of {len(prompts)} greedy completions {plain} end within {tokens} tokens without the template, "
-        f"and {templated} with it"
-    )
-    if templated > plain:
-        return Finding("F12", counted, repair, tried=f"with the template {templated} of {len(prompts)} end")
-    if not training.real:  # a small model that was made for a test may end anything
-        return Finding.not_checked("F12", f"{counted}: here it makes no difference, on a small model")
-    kept = _ended(model, tokenizer, prompts, may_end=False)
-    return Finding.held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
-
-
-def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True, tokens: int = TOKENS) -> int:
-    """Return how many greedy completions end; with `may_end=False` the model is kept from it, as a control."""
-    ends, count = own_ends(model) | {tokenizer.eos_token_id}, 0
-    with keep_modes(model), torch.no_grad():
-        model.eval()
-        for text in texts:
-            ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
-            drawn = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=tokens,
-                eos_token_id=sorted(ends),
-                pad_token_id=min(ends),
-                suppress_tokens=None if may_end else sorted(ends),
-            )
-            count += bool(ends & set(drawn[0, ids.shape[1] :].tolist()))
-    return count
-
-
 def _beginning(training: Training, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Finding]:
     bos = tokenizer.bos_token_id
     if bos is None:
@@ -184,10 +123,7 @@ def _beginning(training: Training, tokenizer: Any, prompts: Sequence[Any]) -> It
     if prompts:
         rows_ids = prompt_ids(training.trainer, prompts)
     else:
-        rows = sample(training, ROWS, prepared=True)
-        names = ("input_ids", "prompt_input_ids", "prompt_ids")
-        name = next((name for name in names if rows and name in rows[0]), None)
-        rows_ids = [list(row[name]) for row in rows] if name else []
+        rows_ids = [list(row["input_ids"]) for row in sample(training, ROWS, prepared=True) if "input_ids" in row]
     doubled = sum(ids[:2] == [bos, bos] for ids in rows_ids)
     if doubled:
         yield Finding(
@@ -265,9 +201,7 @@ def _turns(training: Training, tokenizer: Any) -> Finding:
     if turn in config:
         evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
         return Finding("F13", evidence, repair, undo=_set_end(token))
-    return Finding.not_checked(
-        "F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)"
-    )
+    return Finding.not_checked("F13", f"{found}; whether this model ends its turns so, only the real model tells")
 
 
 def _set_end(token: str) -> Statement:

@@ -7,7 +7,6 @@ initializer_range says, and the evidence says so.
 """
 
 import dataclasses
-import inspect
 import json
 import pathlib
 from collections.abc import Iterator
@@ -20,13 +19,13 @@ from packaging.version import Version
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
 from failurelab.failures import figures
-from failurelab_preflight.answer import Finding
-from failurelab_preflight.judges.settled import settle
+from failurelab_preflight.finding import RELEASE, Finding
+from failurelab_preflight.judges.settled import forgiven, settle
 from failurelab_preflight.repairs import Arguments, Keyword, Repair, Statement
 from failurelab_preflight.training import Load, Training
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_STEPPED = ("adamw", "paged_adamw", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
+_STEPPED = ("adam", "paged_adam", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
 _COPIES = ("apex", "anyprecision", "fused_apex")
 _ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
 
@@ -48,17 +47,22 @@ def judge_updates(training: Training) -> Iterator[Finding]:
         yield from _by_share(training, load, rate, torch.float32, f"{load.name} is loaded in {load.dtype}")
         return
     optimizer = optimizer_name(training)
-    known, arrived = optimizer.startswith(_STEPPED), float(any(name in optimizer for name in _COPIES))
-    if own:
-        optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
-        wide, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
-        known = 0.5 < wide < 2
-    if training.zero_stage or (known and arrived > 0.5):
+    optimizer = f"{getattr(own[0], '__name__', own[0])} of the script" if own else optimizer
+    known, copies = optimizer.lower().startswith(_STEPPED), any(name in optimizer for name in _COPIES)
+    if own:  # one of another library may keep what the weights cannot
+        known = known and getattr(own[0], "__module__", "").startswith(("torch.", "bitsandbytes."))
+    if training.lacks:
+        why = (
+            f"loaded in {load.dtype}; DeepSpeed's configuration {training.lacks} is not there: with ZeRO the optimizer"
+        )
+        yield Finding.not_checked("F9", f"{why} would step float32 copies of the weights")
+        return
+    if training.zero_stage or copies:
         yield Finding.not_applicable(
             "F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights"
         )
         return
-    if training.arguments.get("fsdp") or not known or arrived > 0.1:
+    if training.arguments.get("fsdp") or not known:
         yield Finding.not_checked(
             "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
         )
@@ -68,7 +72,7 @@ def judge_updates(training: Training) -> Iterator[Finding]:
 
 
 def _by_share(training: Training, load: Load, rate: float, dtype: torch.dtype, loaded: str) -> Iterator[Finding]:
-    """Tell which share of the weights a step changes; where a part does, the run is slowed, and that is a note."""
+    """Tell which share of the weights a step changes; where a part does, the run is slowed, and that is noted."""
     share, of = _share(training, load, rate, dtype)
     evidence = f"{loaded}: a step of {rate:g} changes {share:.1%} of {of}"
     evidence += "; in float32 it changes all" * (dtype.itemsize < 4)
@@ -78,7 +82,7 @@ def _by_share(training: Training, load: Load, rate: float, dtype: torch.dtype, l
             yield settled
         else:
             why = "the run is slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn"
-            training.notes.append(f"F9: {evidence}; {why}. {repair.removesuffix('.')}")
+            yield Finding.noted("F9", f"{evidence}; {why}", repair, mild=True)
     else:
         yield Finding("F9", evidence, repair, undo=undo)
 
@@ -111,25 +115,6 @@ def own_optimizer(training: Training) -> tuple[Any, dict[str, Any]] | None:
     return type(optimizer), {**getattr(optimizer, "defaults", {}), "lr": rate}
 
 
-def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
-    """Return the share of 64 steps that arrive in weights of a dtype, where one alone is too small for 16 bits.
-
-    In float32 it is 1 for an optimizer whose step is the learning rate, whatever the gradient. In 16 bits it is 0,
-    unless the optimizer keeps what the weights cannot. NaN where no optimizer like it can be made.
-    """
-    before = torch.linspace(0.02, 0.03, 256, device="cpu").to(dtype)
-    weight, rate = torch.nn.Parameter(before.clone()), 0.02 / 4096
-    try:
-        names = inspect.signature(kind).parameters
-        optimizer = kind([weight], **{name: value for name, value in (options | {"lr": rate}).items() if name in names})
-        for _ in range(64):
-            weight.grad = torch.full_like(weight, 4.0)
-            optimizer.step()
-    except Exception:  # an optimizer of the script's own, which may need what is not here
-        return float("nan")
-    return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
-
-
 def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
     """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
 
@@ -151,8 +136,10 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
         return settled
     repair = "updates.to_float32(trainer.model) after the trainer is made keeps them in float32"
     slows = f"{evidence}, and of B's, which begin at zero, fewer as they grow"
+    release = {"origin": RELEASE, "mild": True} if load.bits and forgiven("F9") else {}  # as trl makes them
     if settled is None:
-        return Finding.suspected("F9", slows, "B's first steps arrive; when they no longer do, a run tells", repair)
+        why = "B's first steps arrive; when they no longer do, a run tells"
+        return Finding.suspected("F9", slows, why, repair, **release)
     return Finding.not_checked("F9", f"{slows}. A long run slows down; how much, a run tells. {repair}")
 
 

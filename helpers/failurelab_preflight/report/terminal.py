@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from failurelab import failures
 from failurelab.failures import atlas, figures
-from failurelab_preflight.answer import Answer, Changed, Differences, Finding, Location, Quantity, Verdict
+from failurelab_preflight.answer import Answer, Changed, Differences
+from failurelab_preflight.finding import SCRIPT, Finding, Location, Quantity, Verdict
 from failurelab_preflight.report.words import speak
 
 _MOST_LINES = 5  # of one finding
@@ -19,6 +20,7 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "release": ("missing name", "A name that the installed release does not have"),
     "given": ("wrong argument", "What the trainer is given is not what it takes"),
     "callback": ("callback", "A callback of the script's that raises, stops the training or undoes it"),
+    "cut": ("the cut", "An error that what was cut may have made"),
     "first rewards": ("untrained model", "What the untrained model gets"),
 }
 # What each instrument looks at; what is in none of them is told as not looked at.
@@ -27,7 +29,7 @@ _INSTRUMENTS = {
     "reward table": ("F10", "F14"),
     "step": ("F3b", "F15", "F20", "F21"),
     "model": ("F1", "F2", "F3a", "F5", "F8", "F9", "F19", "F23"),
-    "libraries": ("F4", "F6", "release", "given", "callback"),
+    "libraries": ("F4", "F6", "release", "given", "cut", "callback"),
 }
 Say = Callable[..., str]
 
@@ -40,13 +42,15 @@ def text(answer: Answer, language: str = "en", everything: bool = False) -> str:
     lines += _wrap(verdict(answer, language), width, "")
     if answer.error:
         lines += _wrap(say("ERROR {}", answer.error), width, "")
+    for finding in answer.ended_by_cut:
+        lines += _wrap(f"{say(finding.verdict.value)}  {finding.why}", width, "")
     if answer.in_force:
         lines += ["", say("In force")]
         for setting in answer.in_force:
             given = say(" (given: {})", setting.given) if setting.given else ""
             lines += _wrap(f"{say(setting.name):<14}{setting.value}{given}", width, "  ", " " * 16)
-    for place, finding in enumerate(answer.accusations):
-        if everything or place < _WHOLE:
+    for place, finding in enumerate([*answer.accusations, *answer.noted]):
+        if everything or (place < _WHOLE and finding.accuses):
             lines += ["", *_failure(finding, width, language, everything)]
         else:
             lines.append(_heading(finding, language))
@@ -92,18 +96,22 @@ def verdict(answer: Answer, language: str = "en") -> str:
         for findings, words in ((answer.named, "{} named ({})"), (answer.suspected, "{} suspected ({})"))
         if findings
     ]
-    if parts:
-        worst = answer.accusations[0]
+    worst = answer.accusations[0] if parts else None
+    if worst and answer.error and worst.harm != "blocks":  # the error is what blocks
+        said = say(", ").join([say("ended early, by the error below"), *parts]) + say(".")
+    elif worst:
         known = say(", ").join(say(word) for word in (worst.harm, worst.origin) if word)
         said = say(", ").join(parts) + (say("; the worst: {} ({})", name(worst.failure, say), known) if known else "")
         said += say("; the script ended in an error too.") * bool(answer.error)
-    elif answer.error:
+        said += say("; what was cut ended the run.") * bool(answer.ended_by_cut)
+    elif answer.error or answer.ended_by_cut:
         said = say("could not be judged.")
     else:
         said = say("nothing found; {} held", len(answer.held))
         asked = _names(answer.not_checked, say)
         said += say(", {} not checked ({})", len(answer.not_checked), asked) if answer.not_checked else ""
         said += say(", {} do not apply", len(answer.not_applicable)) if answer.not_applicable else ""
+        said += say(", {} noted ({})", len(answer.noted), _names(answer.noted, say)) if answer.noted else ""
         said += say(".")
     return say("{}: {}", answer.script, said)
 
@@ -114,7 +122,7 @@ def _failure(finding: Finding, width: int, language: str, everything: bool) -> l
     No sentence is cut off: what does not fit whole is left to `--all`.
     """
     say = speak(language)
-    named, edited = finding.failure not in _TITLES, finding.verdict is not Verdict.SUSPECTED and bool(finding.diff)
+    named, edited = finding.failure not in _TITLES, finding.verdict is Verdict.NAMED and bool(finding.diff)
     edits = [line for line in finding.diff.splitlines() if re.match(r"[+-](?![+-]{2} )", line)]
     page = f"docs/{'zh/' * (language == 'zh')}symptoms.md#{finding.failure.lower()}" * named
     more = ", ".join(filter(None, (finding.notebook and f"notebooks/{finding.notebook}.ipynb", page)))
@@ -151,8 +159,8 @@ def _instruments(answer: Answer, width: int, say: Say) -> Iterator[str]:
     for instrument, ids in _INSTRUMENTS.items():
         said = []
         for words, some in (
-            ("found {}", answer.accusations), ("held {}", answer.held), ("not checked {}", answer.not_checked),
-            ("does not apply {}", answer.not_applicable),
+            ("found {}", answer.accusations), ("noted {}", answer.noted), ("held {}", answer.held),
+            ("not checked {}", answer.not_checked), ("does not apply {}", answer.not_applicable),
         ):  # fmt: skip
             its = dict.fromkeys(finding.failure for finding in some if finding.failure in ids)
             said += [say(words, ", ".join(name(each, say) for each in its))] if its else []
@@ -180,7 +188,7 @@ def _details(answer: Answer, width: int, language: str) -> Iterator[str]:
             yield from _wrap(f"{name(finding.failure, say)}{title_} – {said}", width, "  ", " " * 9)
     if answer.cut:
         yield from _wrap(say("Cut: {}.", "; ".join(answer.cut)), width, "")
-    own = {finding.failure for finding in answer.accusations if finding.own}
+    own = {finding.failure for finding in answer.accusations if finding.origin == SCRIPT}
     measured = atlas.cite(answer.versions, own) if answer.accusations else ""
     known = [say("what these releases have in some settings (docs/atlas.md): {}", measured)] if measured else []
     yield from itertools.chain(*(_wrap(say("Note: {}.", note), width, "") for note in [*answer.notes, *known]))
@@ -188,7 +196,9 @@ def _details(answer: Answer, width: int, language: str) -> Iterator[str]:
 
 def _heading(finding: Finding, language: str) -> str:
     say = speak(language)
-    where = f"  ({_place(finding.place, say)})" if finding.place else ""
+    about = [_place(finding.place, say)] if finding.place else []
+    about += [say(word) for word in (finding.harm, finding.origin) if word and finding.verdict is Verdict.NOTED]
+    where = f"  ({say(', ').join(about)})" * bool(about)
     named = f"{finding.failure} " * (finding.failure not in _TITLES)
     return f"{say(finding.verdict.value)}  {named}{title(finding.failure, language)}{where}"
 

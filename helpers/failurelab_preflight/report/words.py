@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 _CHINESE = {
     # verdicts
-    "NAMED": "确定", "SUSPECTED": "怀疑", "FOUND": "测到", "HELD": "无此故障", "NOT CHECKED": "未检查",
+    "NAMED": "确定", "NOTED": "提示", "SUSPECTED": "怀疑", "FOUND": "测到", "HELD": "无此故障", "NOT CHECKED": "未检查",
     "DOES NOT APPLY": "不适用",
     # headings
     "HELD: looked for, and not there (in brackets: the same measurement with the failure put in on purpose)":
@@ -24,7 +24,8 @@ _CHINESE = {
     "one step": "一步", "reference": "参考模型", "engine": "生成引擎",
     "draws and rows": "采样和数据", "reward table": "奖励表", "step": "一步梯度", "model": "模型",
     "libraries": "库自己的话",
-    "found {}": "有 {}", "held {}": "没有 {}", "not checked {}": "未检查 {}", "does not apply {}": "不适用 {}",
+    "found {}": "有 {}", "noted {}": "提示 {}", "held {}": "没有 {}", "not checked {}": "未检查 {}",
+    "does not apply {}": "不适用 {}",
     # an edit
     "NOT TRIED {}: {}": "没有试 {}：{}", "healed by this edit": "这个改法治好了", "came": "新出现",
     "shows now, and was not measured before": "现在看到，之前没有测", "stayed": "还在",
@@ -42,7 +43,10 @@ _CHINESE = {
     "line {}": "第 {} 行", "cell {}, line {}": "单元格 {}，第 {} 行",
     # the last line
     "{}: {}": "{}：{}", "{} named ({})": "确定 {} 个（{}）", "{} suspected ({})": "怀疑 {} 个（{}）",
-    "; the script ended in an error too.": "；脚本还报错停下了。", "could not be judged.": "没法检查。",
+    "ended early, by the error below": "提前停下了，错误见下", ", {} noted ({})": "，{} 个只作提示（{}）",
+    "; the script ended in an error too.": "；脚本还报错停下了。",
+    "; what was cut ended the run.": "；运行因裁剪而停下。",
+    "could not be judged.": "没法检查。",
     "; the worst: {} ({})": "；最严重的：{}（{}）", "blocks": "训练停下",
     "learns nothing": "什么也学不到", "slows": "变慢",
     "memory": "占内存", "the script": "脚本", "this release": "这个版本", "what was cut": "裁掉的部分",
@@ -53,7 +57,8 @@ _CHINESE = {
     "and {} more completions (--json has all)": "还有 {} 个 completion（--json 里有全部）",
     # names and titles that the registry has not
     "missing name": "没有的名字", "wrong argument": "参数不对", "callback": "回调",
-    "untrained model": "未训练的模型",
+    "untrained model": "未训练的模型", "the cut": "裁剪",
+    "An error that what was cut may have made": "可能由裁剪造成的错误",
     "A name that the installed release does not have": "安装的版本里没有的名字",
     "What the trainer is given is not what it takes": "传给 trainer 的东西不是它要的",
     "A callback of the script's that raises, stops the training or undoes it":

@@ -12,6 +12,6 @@ that never see what they need).
 """
 
 from failurelab_preflight.rewards.survey import ask
-from failurelab_preflight.rewards.table import Flag, Line, RewardTable
+from failurelab_preflight.rewards.table import Line, RewardTable
 
-__all__ = ["Flag", "Line", "RewardTable", "ask"]
+__all__ = ["Line", "RewardTable", "ask"]

@@ -9,10 +9,12 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from failurelab_preflight.finding import Finding
+from failurelab_preflight.repairs import Arguments, Keyword, Repair
 from failurelab_preflight.rewards import forms, references, signature
 from failurelab_preflight.rewards.examination import Examination
 from failurelab_preflight.rewards.inputs import FORMS, OWN
-from failurelab_preflight.rewards.table import Flag, quote
+from failurelab_preflight.rewards.table import quote
 
 _KINDS = ("column", "form", "reference")
 
@@ -26,10 +28,10 @@ class _Change:
     repair: str
     tried: str
     options: dict[str, Any]
-    fix: tuple[Any, ...] = ()
+    column: str = ""
 
 
-def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Flag | None:
+def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Finding | None:
     """Return what, once undone, makes a function tell completions apart; None where nothing does.
 
     A column or a reference counts where right answers get more.
@@ -40,12 +42,12 @@ def cause_of(x: Examination, said: str, kinds: Sequence[str] = _KINDS) -> Flag |
         if told := x.tells(is_right=change.kind in ("column", "reference"), **change.options):
             said, tried = f"{said}: {change.said}", f"{change.tried} {told}"
             if change.kind == "column":
-                return never_arrives(x, change.fix[0], said, tried)
-            return x.found(change.kind, said, change.repair, tried, fix=change.fix)
+                return never_arrives(x, change.column, said, tried)
+            return x.found(change.kind, said, change.repair, tried)
     return None
 
 
-def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: bool = True, **more: Any) -> Flag:
+def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: bool = True, **more: Any) -> Finding:
     """Return the flag of a column that it asks for and that never arrives.
 
     Args:
@@ -59,20 +61,21 @@ def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: b
     dropped = name in x.inputs.rows[0] and name not in (*OWN, *x.inputs.columns)
     source = name if dropped else x.column if x.column in x.inputs.rows[0] else ""
     if dropped:
-        fix: tuple[Any, ...] = ("arguments", {"remove_unused_columns": False})
+        undo: Repair | None = Arguments({"remove_unused_columns": False})
         repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
     elif name in OWN and name in x.inputs.rows[0]:
-        fix = ()
+        undo = None
         repair = (
             f"Rename the column {name!r}, and the argument with it, to 'solution' say: trl hands on none of this name."
         )
     else:
-        fix = ("rename", source, name) if source and source not in x.asked else ()  # which is not taken from it
+        renamed = Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
+        undo = renamed if source and source not in x.asked else None  # which is not taken from it
         columns = ", ".join(x.inputs.columns) or "none besides prompt"
         repair = f"Rename the dataset's column to {name!r} (dataset.rename_column), or the argument: {columns}."
     if not tried and source and only and (told := x.tells(columns={name: operator.itemgetter(source)})):
         tried = f"with {source} under this name {told}"
-    return x.found("column", said, repair, tried, fix=fix, **more)
+    return x.found("column", said, repair, tried, undo=undo, **more)
 
 
 def _changes(x: Examination) -> Iterator[_Change]:
@@ -84,7 +87,7 @@ def _changes(x: Examination) -> Iterator[_Change]:
                 some = x.completions if source == x.column else forms.make(rows, source, [x.function], x.opened)
                 options = {"some": some, "columns": {name: operator.itemgetter(source)}}
                 said = f"it asks for the column {name!r}, which never arrives"
-                yield _Change("column", said, "", f"with {source} under this name", options, (name,))
+                yield _Change("column", said, "", f"with {source} under this name", options, name)
     for form in FORMS:
         said = f"it reads a completion as {form}, and each is {own} here"
         tried = f"as {form} the same texts get other rewards:"

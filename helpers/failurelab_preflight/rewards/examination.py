@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from failurelab_preflight.finding import Finding
+from failurelab_preflight.repairs import Repair
 from failurelab_preflight.rewards import figures, signature
 from failurelab_preflight.rewards.asking import Asker, Reply
 from failurelab_preflight.rewards.forms import Completion
 from failurelab_preflight.rewards.inputs import Inputs
-from failurelab_preflight.rewards.table import Flag
 
 RAISES = "raises"
 
@@ -27,6 +28,7 @@ class Examination:
         weight: its entry in reward_weights.
         alone: whether it is the only one.
         masked: whether the trainer leaves None and NaN out of the sum.
+        turned: what turns the sign of its weight.
         part: completions of one call in training, where that is less than a group; else 0.
         rewards: for each completion; empty where it could not be asked, or gave no numbers.
         paid: the same of all completions that were made up, by completion; RAISES where it raised.
@@ -44,6 +46,7 @@ class Examination:
     weight: float = 1.0
     alone: bool = True
     masked: bool = True
+    turned: Repair | None = None
     part: int = 0
     rewards: list[float | None] = dataclasses.field(default_factory=list)
     paid: dict[Completion, float | str | None] = dataclasses.field(default_factory=dict)
@@ -102,14 +105,21 @@ class Examination:
         apart = len(values) == len(some) and not figures.is_flat([some[n] for n in left], [values[n] for n in left])
         return f"it gives {figures.span(values)}" if apart and not is_right else ""
 
-    def found(self, fault: str, evidence: str, repair: str, tried: str = "", failure: str = "F14", **more: Any) -> Flag:
+    @property
+    def place(self) -> str:
+        """Its place among the trainer's functions, as a part of the script: a name may change with the repair."""
+        return self.key.partition(" ")[0]
+
+    def found(
+        self, fault: str, evidence: str, repair: str, tried: str = "", failure: str = "F14", **more: Any
+    ) -> Finding:
         """Return what was found of it, which may have several faults of one failure."""
-        return Flag(self.key, failure, "FOUND", evidence, repair, tried, fault=fault, **more)
+        return Finding(failure, evidence, repair, tried=tried, part=self.place, fault=fault, **more)
 
-    def suspected(self, fault: str, evidence: str, repair: str, why: str, failure: str = "F14") -> Flag:
+    def suspected(self, fault: str, evidence: str, repair: str, why: str, failure: str = "F14") -> Finding:
         """Return what was found of it, and why that is no proof."""
-        return Flag(self.key, failure, "SUSPECTED", evidence, repair, control=why, fault=fault)
+        return Finding.suspected(failure, evidence, why, repair, part=self.place, fault=fault)
 
-    def not_checked(self, why: str, failure: str = "F14") -> Flag:
+    def not_checked(self, why: str, failure: str = "F14") -> Finding:
         """Return that something of it could not be judged."""
-        return Flag(self.key, failure, "NOT CHECKED", why)
+        return Finding.not_checked(failure, why, part=self.place)

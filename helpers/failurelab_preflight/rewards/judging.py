@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.rewards import asking, figures, forms, signature
 from failurelab_preflight.rewards.asking import Reply
 from failurelab_preflight.rewards.causes import cause_of, never_arrives
@@ -15,14 +16,14 @@ from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.figures import SAME
 from failurelab_preflight.rewards.forms import NO_ANSWER
 from failurelab_preflight.rewards.inputs import Untouchable
-from failurelab_preflight.rewards.table import Flag, quote
+from failurelab_preflight.rewards.table import quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
 _NOISE = 0.05  # of what all functions pay together: chance against ties is no larger
 _LET_IT_DEPEND = "Let the reward depend on the completion."
 
 
-def examine(x: Examination) -> Iterator[Flag]:
+def examine(x: Examination) -> Iterator[Finding]:
     """Call a function as the trainer does; keep its rewards, and yield what is wrong before any is compared."""
     lacking, extra = x.inputs.misfit(x.function)
     if lacking:
@@ -80,7 +81,7 @@ def examine(x: Examination) -> Iterator[Flag]:
     x.rewards = [None if value is None or math.isnan(value) else value for value in values]
 
 
-def _raises(x: Examination, reply: Reply, lacks: bool) -> Flag:
+def _raises(x: Examination, reply: Reply, lacks: bool) -> Finding:
     """Return the flag of a function that raises, for some completions or for all."""
     said, repair = f"{x.key} raises {reply.error}, for", "Let it give its lowest reward to what it cannot read."
     if lacks:
@@ -102,7 +103,7 @@ def _raises(x: Examination, reply: Reply, lacks: bool) -> Flag:
     return x.found("raises", f"{said} {what}", repair, tried, ends=True)
 
 
-def _no_numbers(x: Examination, reply: Reply, count: int) -> Flag | None:
+def _no_numbers(x: Examination, reply: Reply, count: int) -> Finding | None:
     """Return what is wrong with rewards that are no list with one for each completion."""
     if reply.returned == asking.ONE_NUMBER or len(reply.values) == 1 < count:
         said = (
@@ -136,7 +137,7 @@ def _one_at_a_time(x: Examination) -> str:
     return ""
 
 
-def judge(x: Examination, totals: list[float] | None) -> Flag | None:
+def judge(x: Examination, totals: list[float] | None) -> Finding | None:
     """Return what is to be said of a function that has paid; None where nothing is.
 
     Args:
@@ -174,7 +175,7 @@ def judge(x: Examination, totals: list[float] | None) -> Flag | None:
 # It pays the same for all.
 
 
-def _why_equal(x: Examination) -> Flag:
+def _why_equal(x: Examination) -> Finding:
     said = f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions"
     if flag := cause_of(x, said):
         return flag
@@ -184,14 +185,14 @@ def _why_equal(x: Examination) -> Flag:
         if not x.alone:
             return x.not_checked(f"{said}, but for the others", "F10")
         why = "it may catch its own errors"
-        return Flag(x.key, "F10", "SUSPECTED", said, _LET_IT_DEPEND, control=why, fault="unread")
+        return x.suspected("unread", said, _LET_IT_DEPEND, why, "F10")
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
         return x.found("batch", said, "Return each completion's own reward.", tried, "F10")
     pays = len(set(x.rewards)) > 1 or (x.rewards[0] or 0.0) > 0  # what finds nothing that it looks for pays nothing
     if pays and x.alone:
         said += ", also where they answer nothing: every advantage is 0"
-        return Flag(x.key, "F10", "SUSPECTED", said, _LET_IT_DEPEND, control="another form may get another reward")
+        return x.suspected("", said, _LET_IT_DEPEND, "another form may get another reward", "F10")
     if pays:
         return x.not_checked(f"{said}, so it adds nothing to any advantage", "F10")
     return x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
@@ -210,7 +211,7 @@ def _floor(x: Examination) -> dict[int, float]:
     return {row: _best(x, text=NO_ANSWER).get(row, 0.0) for row in {each.row for each in x.completions}}
 
 
-def _chance(x: Examination, totals: list[float] | None) -> Flag | None:
+def _chance(x: Examination, totals: list[float] | None) -> Finding | None:
     """Look whether one and the same completion is paid as differently as the made-up ones are, within a prompt."""
     values = x.ask(change=lambda text: NO_ANSWER).values
     of_row: dict[int, list[float | None]] = {}
@@ -225,7 +226,7 @@ def _chance(x: Examination, totals: list[float] | None) -> Flag | None:
     return x.found("chance", f"{said}: every advantage is chance", _LET_IT_DEPEND)
 
 
-def _line_breaks(x: Examination) -> Flag | None:
+def _line_breaks(x: Examination) -> Finding | None:
     """Compare reasoning in one line with the same in several, and these with their line breaks taken out."""
     single, several, floor = _best(x, lines=1), _best(x, lines=3), _floor(x)
     if not single or any(several[row] > floor[row] + SAME or single[row] <= floor[row] + SAME for row in single):
@@ -245,7 +246,7 @@ def _line_breaks(x: Examination) -> Flag | None:
     return x.found("line breaks", said, repair, tried)
 
 
-def _shown_form(x: Examination) -> Flag | None:
+def _shown_form(x: Examination) -> Finding | None:
     """Look whether the form that the prompts show gets no more than a completion that answers nothing."""
     shown, floor, top = _best(x, shown=True), _floor(x), _best(x)
     tags = {tag for each in x.completions if each.shown for tag in re.findall(r"<(\w+)>", each.text)}
@@ -265,7 +266,7 @@ def _shown_form(x: Examination) -> Flag | None:
     return x.found("form", said, repair, f"another form, {quote(best[0].text)}, gets {best[1]:g}")
 
 
-def _less_for_right(x: Examination, less: list[tuple[float, float]], totals: list[float] | None) -> Flag | None:
+def _less_for_right(x: Examination, less: list[tuple[float, float]], totals: list[float] | None) -> Finding | None:
     """Return the wrong sign; beside other functions, only if right answers lose their lead in the sum by it."""
     said, loses = f"{x.key} gives the right answer {less[0][0]:g} and a wrong one {less[0][1]:g}", ""
     if totals is not None and not figures.is_flat(x.completions, totals):
@@ -278,13 +279,13 @@ def _less_for_right(x: Examination, less: list[tuple[float, float]], totals: lis
     if not x.weight or not (x.alone or loses):
         return x.not_checked(f"{said}, for {len(less)} pairs, and its weight is {x.weight:g}: a penalty?")
     if x.weight > 0:
-        return wrong_sign(x.key, f"{x.key} has", x.column, less, loses)
+        return wrong_sign(x.place, f"{x.key} has", x.column, less, loses)
     paid = [(x.weight * right + 0.0, x.weight * wrong + 0.0) for right, wrong in less]
     what = f"{said}, and times its weight {x.weight:g} it has"
-    return dataclasses.replace(wrong_sign(x.key, what, x.column, paid, loses), fix=("turn weight",))
+    return dataclasses.replace(wrong_sign(x.place, what, x.column, paid, loses), undo=x.turned)
 
 
-def wrong_sign(key: str, what: str, column: str, less: Sequence[tuple[float, float]], why: str = "") -> Flag:
+def wrong_sign(part: str, what: str, column: str, less: Sequence[tuple[float, float]], why: str = "") -> Finding:
     """Return the flag of right answers that get less."""
     right, wrong = less[0]
     said = (
@@ -293,10 +294,10 @@ def wrong_sign(key: str, what: str, column: str, less: Sequence[tuple[float, flo
     said += f"{wrong:g}, for {len(less)} pairs and never the other way round{why}"
     repair = "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more."
     tried = f"with the sign turned the right answer gets {0 - right:g} and the wrong one {0 - wrong:g}"
-    return Flag(key, "F14", "FOUND", said, repair, tried, fault="sign")
+    return Finding("F14", said, repair, tried=tried, part=part, fault="sign")
 
 
-def _direction(x: Examination) -> Flag:
+def _direction(x: Examination) -> Finding:
     """Return which completion gets the least and which the most: a line to read, and no verdict."""
     paid = [(value, len(c.text), c.text) for c, value in zip(x.completions, x.rewards) if value is not None]
     least, most = min(paid), max(paid, key=lambda each: (each[0], -each[1]))

@@ -5,12 +5,14 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from failurelab_preflight.finding import Finding
+from failurelab_preflight.repairs import Arguments
 from failurelab_preflight.rewards import figures, forms, signature
 from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.forms import Completion
 from failurelab_preflight.rewards.inputs import OWN, Inputs
 from failurelab_preflight.rewards.judging import examine, judge, wrong_sign
-from failurelab_preflight.rewards.table import Flag, Line, RewardTable, quote, scale_notes
+from failurelab_preflight.rewards.table import Line, RewardTable, quote, scale_notes
 
 
 def ask(
@@ -77,7 +79,18 @@ def survey(
     keys = [signature.key_of(functions, place) for place in places]
     alone = len(functions) == 1
     examined = [
-        Examination(functions[n], key, inputs, completions, column, opened, weights[n], alone, **options)
+        Examination(
+            functions[n],
+            key,
+            inputs,
+            completions,
+            column,
+            opened,
+            weights[n],
+            alone,
+            **options,
+            turned=Arguments({"reward_weights": [-w if m == n else w for m, w in enumerate(weights)]}),
+        )
         for n, key in zip(places, keys)
     ]
     flags = [list(examine(x)) for x in examined]
@@ -106,7 +119,7 @@ def survey(
     return dataclasses.replace(table, notes=notes)
 
 
-def tabulate(examined: Sequence[Examination], flags: Sequence[Flag] = ()) -> RewardTable:
+def tabulate(examined: Sequence[Examination], flags: Sequence[Finding] = ()) -> RewardTable:
     """Return what functions paid for the completions of the first prompt, as a table."""
     completions = dict.fromkeys(each for x in examined for each in x.paid if each.row == 0)
     lines = [Line(c.worth, c.form, c.text, [x.paid.get(c, "not asked") for x in examined]) for c in completions]
@@ -133,7 +146,7 @@ def _judge_sum(
     weights: Sequence[float],
     whole: bool,
     accused: bool,
-) -> Iterator[Flag]:
+) -> Iterator[Finding]:
     """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
     ends = [
         f"{total:g} ({quote(each.text)})"
@@ -143,26 +156,23 @@ def _judge_sum(
     if figures.is_flat(kept, totals):
         what = f"{said}: with reward_weights {list(weights)} the sum is the same for all completions of a prompt"
         repair = "Give each function that is to teach a weight that the others do not cancel."
-        yield Flag("", "F10", "FOUND", what, repair)
+        yield Finding("F10", what, repair)
         return
     first = examined[0]
     planted = Examination(one_for_all, first.key, dataclasses.replace(first.inputs, more={}, usual={}), kept)
     list(examine(planted))
     if planted.rewards and not planted.varies:
         control = "a function that always gives 1 was seen as equal"
-        yield Flag("", "F10", "HELD", said, control=control)
+        yield Finding.held("F10", said, control)
     else:
-        yield Flag(
-            "", "F10", "NOT CHECKED", f"{said}; but a function that gives 1 to all of them is not seen as equal here"
-        )
+        why = f"{said}; but a function that gives 1 to all of them is not seen as equal here"
+        yield Finding.not_checked("F10", why)
     asking = [x for x in examined if x.asks_reference]
     if accused or not asking:
         return
     column = asking[0].column
     if not whole:
-        yield Flag(
-            "", "F14", "NOT CHECKED", "a reward model adds to the sum, so the sign against the reference is unknown"
-        )
+        yield Finding.not_checked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
         return
     if not any(x.weight for x in asking):
         pairs = next(filter(None, (x.pairs[0] for x in asking)), None)
@@ -170,7 +180,7 @@ def _judge_sum(
         what += "reward_weights is 0: being right is not rewarded"
         repair = "Give it a weight above 0; reward_weights are in the order of reward_funcs."
         tried = f"with a weight of 1 right gets {pairs[0][0]:g} and wrong {pairs[0][1]:g}" if pairs else ""
-        yield Flag("", "F14", "FOUND", what, repair, tried)
+        yield Finding("F14", what, repair, tried=tried)
         return
     more, less, rows_less = figures.compare_pairs(kept, totals)
     if more:
@@ -184,9 +194,9 @@ def _judge_sum(
                     "the function that asks for the answer pays it to a text without one, in the forms that were tried"
                 )
                 repair = "Let the function pay nothing for an empty answer and for a part of the right one."
-                yield Flag("", "F14", "SUSPECTED", what, repair, control=why)
+                yield Finding.suspected("F14", what, why, repair)
             else:
-                yield Flag("", "F14", "NOT CHECKED", f"{what}: read what each adds")
+                yield Finding.not_checked("F14", f"{what}: read what each adds")
             return
         rows = {each.row for each in kept if each.worth == "right"}
         told = {row for row in rows if figures.compare_pairs(*_of_row(row, kept, totals))[0]}
@@ -194,10 +204,10 @@ def _judge_sum(
             what = (
                 f"{said}; for {len(untold)} of {len(rows)} rows no form of the answer got more than a wrong one in it"
             )
-            yield Flag("", "F14", "NOT CHECKED", what)
+            yield Finding.not_checked("F14", what)
             return
         control = f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}"
-        yield Flag("", "F14", "HELD", said, control=control)
+        yield Finding.held("F14", said, control)
     elif less and rows_less == {each.row for each in kept} and any(x.pairs[0] for x in asking):
         yield wrong_sign("", "the sum of all functions has", column, less)
 

@@ -1,44 +1,16 @@
 """What reward functions paid for made-up completions, as a table that a person reads at a glance, and flags beside."""
 
 import dataclasses
-import html
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from failurelab_preflight.finding import Finding
+
 _DROWNS = 20.0  # times as wide
 _SHOWN = 4  # lines of the picture for each worth; the others stand in the JSON
 _WORTH = ("right", "wrong", "other", "none")
-
-
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """What a table shows about one reward function, or about the sum of all.
-
-    Attributes:
-        about: the function's key, `reward_funcs[1] length_reward`; empty for the sum.
-        failure: its id in the registry.
-        verdict: FOUND, SUSPECTED, HELD or NOT CHECKED.
-        evidence: what was seen, with its figures; if it could not be checked, why.
-        repair: what to change, in one sentence.
-        tried: what the function gave with the fault undone; empty if that was not tried.
-        control: for HELD, what the same check says about a planted failure; for SUSPECTED, why this is no proof.
-        ends: whether the failure ends the run with an error.
-        fault: which fault it is, such as `sign`, if the failure has several; else empty.
-        fix: the edit that undoes it: a kind and its values, such as `("rename", old, new)`; empty if no edit does.
-    """
-
-    about: str
-    failure: str
-    verdict: str
-    evidence: str
-    repair: str = ""
-    tried: str = ""
-    control: str = ""
-    ends: bool = False
-    fault: str = ""
-    fix: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,37 +23,36 @@ class Line:
     rewards: list[float | str | None]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RewardTable:
     """What each reward function pays for the completions of one prompt.
 
     Attributes:
         functions: their keys, in the trainer's order.
         lines: a completion each.
-        flags: what is to be said of them.
+        flags: what is to be said of them; the answer has it, and it crosses no pipe with the table.
         notes: more to know, such as a column that no function reads.
     """
 
     functions: list[str]
     lines: list[Line]
-    flags: list[Flag] = dataclasses.field(default_factory=list)
+    flags: list[Finding] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as JSON can hold it; of NaN and inf the text."""
-        table = dataclasses.asdict(self)
-        for line in table["lines"]:
+        lines = [dataclasses.asdict(line) for line in self.lines]
+        for line in lines:
             line["rewards"] = [_cell(value) if _is_odd(value) else value for value in line["rewards"]]
-        return table
+        return {"functions": self.functions, "lines": lines, "notes": self.notes}
 
     @classmethod
     def from_json(cls, table: Mapping[str, Any]) -> "RewardTable":
         """Return the table that `to_json` was asked for."""
-        flags = [Flag(**{**flag, "fix": tuple(flag["fix"])}) for flag in table["flags"]]
-        return cls(list(table["functions"]), [Line(**line) for line in table["lines"]], flags, list(table["notes"]))
+        return cls(list(table["functions"]), [Line(**line) for line in table["lines"]], notes=list(table["notes"]))
 
-    def __str__(self) -> str:
-        return "\n".join([*self.picture(), *(f"{f.verdict} {f.failure}: {f.evidence}" for f in self.flags)])
+    def __repr__(self) -> str:
+        return "\n".join([*self.picture(), *map(_said, self.flags)])
 
     def picture(self, width: int = 100, say: Callable[..., str] = str.format) -> list[str]:
         """Return the table as about a dozen lines for a terminal, and its notes.
@@ -117,19 +88,6 @@ class RewardTable:
         chosen = [line for lines in of_worth for line in lines]
         return chosen, len(self.lines) - len(chosen)
 
-    def _repr_html_(self) -> str:
-        chosen, left = self._chosen()
-        head = "".join(f"<th>{html.escape(key)}</th>" for key in self.functions)
-        body = "".join(
-            f"<tr><td>{line.worth}</td><td>{html.escape(line.form)}</td><td><code>{html.escape(quote(line.text))}</code>"
-            f"</td>{''.join(f'<td>{_cell(value)}</td>' for value in line.rewards)}</tr>"
-            for line in chosen
-        )
-        said = [f"{flag.verdict} {flag.failure}: {flag.evidence}" for flag in self.flags] + self.notes
-        said += [f"{left} more completions"] * bool(left)
-        below = "".join(f"<li>{html.escape(text)}</li>" for text in said)
-        return f"<table><tr><th></th><th>form</th><th>completion</th>{head}</tr>{body}</table><ul>{below}</ul>"
-
 
 def scale_notes(table: RewardTable, weights: Sequence[float]) -> Iterator[str]:
     """Yield which function's rewards drown another's: GRPO divides by the spread of the sum."""
@@ -141,6 +99,10 @@ def scale_notes(table: RewardTable, weights: Sequence[float]) -> Iterator[str]:
         small = [f"{other} ({its:g})" for other, its in spans.items() if 0 < its * _DROWNS < span]
         if small:
             yield f"the rewards of {key} span {span:g} and drown those of {', '.join(small)} in the sum"
+
+
+def _said(flag: Finding) -> str:
+    return f"{flag.verdict.value} {flag.failure}: {flag.evidence or flag.why}"
 
 
 def quote(text: str, width: int = 60) -> str:

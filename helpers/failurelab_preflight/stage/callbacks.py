@@ -16,7 +16,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from failurelab.handles import keep_random_state, unseen
-from failurelab_preflight.answer import Finding
+from failurelab_preflight.finding import Finding
 from failurelab_preflight.script_text import location, read_source
 from failurelab_preflight.stage.cuts import ALWAYS_AS_GIVEN
 from failurelab_preflight.stage.own_code import OwnCode

@@ -13,6 +13,8 @@ import functools
 import importlib.metadata
 import itertools
 import math
+import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -105,6 +107,22 @@ _STAND_INS = {
 }
 
 
+# What only the engine has of which `use_vllm` asks: the model on it, and what it gives beside the tokens.
+_OF_ENGINE = re.compile(r"vllm|\bllm\b|log_?p(s|rob)", re.IGNORECASE)
+_LAST = 3  # frames of an error that are read
+
+
+def made_error(error: BaseException, uncut: Mapping[str, Any]) -> str:
+    """Return the option that is cut away, and for want of which an error may have come; empty where none is.
+
+    The stand-in for vLLM gives no log-probabilities, and there is no engine for a script to ask.
+    """
+    if not uncut.get("use_vllm") or not isinstance(error, (TypeError, AttributeError, KeyError, AssertionError)):
+        return ""
+    lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)[-_LAST:]]
+    return "use_vllm" if _OF_ENGINE.search("\n".join([str(error), *lines])) else ""
+
+
 def _wants(value: Any) -> bool:
     """Whether an option asks for what stands in for it is told of: not where it names what is the default, or none."""
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -128,7 +146,7 @@ class CutArguments:
 
     `note` is called with each arguments object while it is made.
     `by_trainer` is whether a trainer is being made now: arguments that it makes itself are cut at once.
-    `whole` is how much stays as it was given: with 1 the numbers of a batch, with 2 lengths too.
+    `whole` is whether the numbers of a batch, and lengths, stay as they were given.
     """
 
     def __init__(
@@ -138,7 +156,7 @@ class CutArguments:
         note: Callable[[Any], None] = lambda arguments: None,
         processes: Processes = Processes(),
         by_trainer: Callable[[], bool] = lambda: False,
-        whole: int = 0,
+        whole: bool = False,
     ):
         self._by_trainer, self._whole = by_trainer, whole
         self.steps, self.output_dir, self._note = steps, output_dir, note
@@ -270,7 +288,7 @@ class CutArguments:
         cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() and real == 1 else _NO_GPU)}
         cut |= {"output_dir": self.output_dir, "logging_dir": None, "max_steps": self.steps}
         for name, limit in _AT_MOST.items():
-            if isinstance(uncut.get(name), int) and self._whole < 2:
+            if isinstance(uncut.get(name), int) and not self._whole:
                 cut[name] = min(uncut[name], limit)
         if uncut.get("load_best_model_at_end") and uncut.get("metric_for_best_model") is None:
             cut["metric_for_best_model"] = "loss"  # which transformers makes of it, and callbacks read

@@ -113,18 +113,8 @@ def built_small(
     """
 
     def load_small(call: Call) -> Any:
-        if not call.options.pop("output_loading_info", False):
-            return load_one(call)
-        missing: dict[str, list[Any]] = {name: [] for name in _LOADING_INFO}
-        original = call.original
-
-        def load_and_tell(*arguments: Any, **options: Any) -> Any:
-            model, info = original(*arguments, output_loading_info=True, **options)
-            missing.update(info)
-            return model
-
-        call.original = load_and_tell  # where transformers loads weights, it says itself what they lack
-        return load_one(call), missing
+        told = call.options.pop("output_loading_info", False)
+        return (load_one(call), {name: [] for name in _LOADING_INFO}) if told else load_one(call)
 
     def load_one(call: Call) -> Any:
         name, options = call.name, dict(call.options)

@@ -13,12 +13,14 @@ from unittest import mock
 
 from failurelab_preflight.stage import models
 
+_LOGINS = ("login", "notebook_login", "interpreter_login")
 _SAVING = ("save_model", "push_to_hub", "create_model_card", "save_state")
 
 
 @contextlib.contextmanager
 def watched(run: Any) -> Iterator[None]:
-    """Inside, trainers are made by `run.initialize` and trained by `run.train`; a trainer saves nothing."""
+    """Inside, trainers are made by `run.initialize` and trained by `run.train`; nothing is saved, nobody logs in."""
+    import huggingface_hub
     from transformers import PreTrainedModel, Trainer
 
     with contextlib.ExitStack() as stack:
@@ -35,6 +37,8 @@ def watched(run: Any) -> Iterator[None]:
         Trainer.__new__ = new
         stack.callback(setattr, Trainer, "__new__", lambda cls, *args, **kwargs: object.__new__(cls))
         stack.enter_context(mock.patch.object(PreTrainedModel, "push_to_hub", _nothing))
+        for name in _LOGINS:  # what is loaded from the hub is loaded with the token that the machine has
+            stack.enter_context(mock.patch.object(huggingface_hub, name, _nothing))
         yield
 
 
