@@ -258,7 +258,6 @@ class InOrder(OnlineDPOTrainer):
     [
         ((4, 4, 4, 5), True, Verdict.FOUND),  # the second step's batch is padded
         ((4, 4, 5, 5), True, Verdict.NOT_CHECKED),  # none is, though the prompts differ
-        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),
         ((4, 4, 4, 5), False, Verdict.HELD),
         ((4, 4, 4, 4), False, Verdict.HELD),  # as in all of this script's batches
     ],
@@ -310,8 +309,7 @@ def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypat
     assert answer.verdict is Verdict.NOT_CHECKED and "scores shifted by one planted it looks the same" in answer.why
 
 
-@pytest.mark.parametrize("last_bit", [0.0, 2.0**-22])
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("sign", "last_bit"), [(1, 2.0**-22), (-1, 0.0)])
 def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last_bit, model, tokenizer, tmp_path):
     """At the first step its gradient is 0, whatever it is multiplied by, or rounding."""
     options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
@@ -590,18 +588,18 @@ def two_turns(prompts, trainer, way, tokens=3):
 @pytest.mark.skipif(
     "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
 )
-@pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(
-    ("way", "accused"),
+    ("way", "tokens", "accused"),
     [
-        ("joined", True),
-        ("shuffled", True),
-        ("hint", True),
-        ("one", False),
-        ("ids", False),
-        ("best", False),
-        ("trimmed", False),
-        ("engine", False),
+        ("joined", 1, True),
+        ("joined", 3, True),
+        ("shuffled", 3, True),
+        ("hint", 3, True),
+        ("one", 1, False),
+        ("ids", 3, False),
+        ("best", 1, False),
+        ("trimmed", 3, False),
+        ("engine", 3, False),
     ],
 )
 def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
@@ -717,7 +715,6 @@ def own_loop(stacked, repeated, grouped):
         ("call", "call", "prompt", Verdict.NOT_CHECKED, False),
         ("prompt", "call", "prompt", Verdict.HELD, True),
         ("prompt", "prompt", "prompt", Verdict.HELD, False),
-        ("call", "call", "call", Verdict.NOT_CHECKED, False),
         ("call", "call", "none", Verdict.NOT_CHECKED, False),
     ],
 )

@@ -16,7 +16,7 @@ from failurelab.textbook.comparison import Comparison, compare_step, why_not_her
 from failurelab.textbook.definition import GRPO, Definition
 from failurelab.textbook.definition_online_dpo import ONLINE_DPO
 from failurelab.textbook.definition_rloo import RLOO
-from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
+from failurelab.textbook.fields import NOT_HERE, Options, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
 from failurelab.textbook.queued import recorder_of
@@ -47,7 +47,6 @@ __all__ = [
     "compare",
     "compare_step",
     "expected_gradient",
-    "is_neutral",
     "ledger",
     "no_textbook",
     "recorder_of",

@@ -64,7 +64,7 @@ class QueueRecorder(Recorder):
 
     def _evidence(self) -> Evidence:
         gradient = self._gradient or self._own_gradient()
-        problems = list(self._problems) + ["no completion of the queue was trained on"] * (not self._rows)
+        problems = list(self.problems) + ["no completion of the queue was trained on"] * (not self._rows)
         problems += ["several processes, which each unpack their own part of the queue"] * several()
         wrong = self._compare_given(self._gradient) if self._gradient else []
         told: Any = {"believed": [BELIEVED], "ranks": self.ranks, "within": self._plain_attention}

@@ -28,11 +28,12 @@ from failurelab.errors import raises_own
 from failurelab.failures import verdicts
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
+from failurelab.textbook.draws import pad_id
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import RanksApart, own_number
-from failurelab.textbook.recorder import MIXED, pad_id
+from failurelab.textbook.recorder import MIXED
 from failurelab.textbook.rows import Ids
-from failurelab.textbook.suspects import NO_GRADIENT
+from failurelab.textbook.suspects import NO_GRADIENT, NO_MASK
 from failurelab_preflight.answer import Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
@@ -73,14 +74,13 @@ CUT_AWAY = {  # options that the cut training lacks, and what they would do to t
 }
 _OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
 _CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
-_WITHOUT_MASK = ("no attention mask", "no attention mask and no temperature")
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
     "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
     "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
     MIXED: "Let each prompt come num_generations times in a row, as trl's own sampler does; trl 0.15 repeats nothing "
     "of an IterableDataset: Dataset.from_list(list(rows)) is repeated.",
-    **dict.fromkeys(_WITHOUT_MASK, "trl 0.15 or later; or prompts of one length in a batch (TRL #2708)."),
+    NO_MASK: "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
 }
 _WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
 _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
@@ -370,7 +370,7 @@ class StepJudge(TrainerCallback):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
             yield Finding.held("F21", evidence, "; ".join(planted))
 
-        if failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1]):
+        if failure != "F15" and "temperature" in report.line:
             said = f"step {report.step}: these scores lack the temperature too"
             yield Finding.suspected("F15", said, f"told alone once {failure} is repaired", _REPAIRS["F15"])
 
