@@ -26,13 +26,24 @@ from failurelab_preflight.stage.rewards import differing_rewards, substitute_rew
 from failurelab_preflight.training import Training
 
 
-def judge(made, small=True, missing=False, differing=False, **asked):
-    """Train under the judge, with rewards that differ if so asked; return its answers by failure."""
-    training = Training(made, asked, small=small)
+def answers_of(made, small=True, missing=False, differing=False, dataset=None, own=False, **asked):
+    """Train under the judge, with rewards that differ if so asked; return its answers. `own`: this file is a script."""
+    script = {"own": lambda file: file == __file__} if own else {}
+    training = Training(made, asked, dataset=dataset, small=small, **script)
     step = StepJudge(training, lambda: missing)
     with differing_rewards(training) if differing else contextlib.nullcontext(), step.listening():
         made.train()
-    return {answer.failure: answer for answer in step.answers()}
+    return list(step.answers())
+
+
+def judge(made, **asked):
+    """Return its answers by failure."""
+    return {answer.failure: answer for answer in answers_of(made, **asked)}
+
+
+takes_rollouts = pytest.mark.skipif(
+    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
+)
 
 
 def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_path):
@@ -192,10 +203,7 @@ def test_padding_that_may_come_is_not_held(sizes, stream, verdict, model, tokeni
     whole = made.train_dataset
     made.train_dataset = whole.filter(lambda row: len(row["prompt"]) == 4)
     whole = whole.to_iterable_dataset() if stream else whole
-    step = StepJudge(Training(made, {}, dataset=whole))
-    with step.listening():
-        made.train()
-    (answer,) = [each for each in step.answers() if each.failure == "F21"]
+    answer = judge(made, dataset=whole)["F21"]
     assert answer.verdict is verdict and (verdict is Verdict.HELD) == ("no prompt is padded" in answer.evidence), answer
 
 
@@ -395,10 +403,7 @@ def test_completions_that_are_kept_from_step_to_step(cached, model, tokenizer, t
     """Nothing was said: the first step is as it should be."""
     kind = type("Kind", (Caches,), {"cached": cached})
     made = trainer(model, tokenizer, tmp_path, kind=kind, max_steps=3, gradient_accumulation_steps=1)
-    step = StepJudge(Training(made, {}))
-    with step.listening():
-        made.train()
-    assert ("F21:rollouts" in [answer.key for answer in step.answers() if answer.accuses]) is cached
+    assert ("F21:rollouts" in [answer.key for answer in answers_of(made) if answer.accuses]) is cached
 
 
 SEEN = {"opposite sign": textbook.Apart(-1.0, 1.0, 2.0), "scores shifted by one": textbook.Apart(0.0, 1.0, 1.0)}
@@ -493,9 +498,7 @@ def drawn_by_generate(prompts, trainer, cut):
     return {"prompt_ids": ids, "completion_ids": rows, "logprobs": None}
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@takes_rollouts
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.HELD), (False, Verdict.FOUND)])
 def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokenizer, tmp_path):
     """It is trained on."""
@@ -503,24 +506,14 @@ def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokeni
     def rollout(prompts, trainer):
         return drawn_by_generate(prompts, trainer, cut)
 
-    def look(made):
-        given = Training(made, {}, own=lambda file: file == __file__)
-        step = StepJudge(given)
-        with step.listening():
-            made.train()
-        answers = list(step.answers())
-        answer = next(each for each in answers if each.failure == "F13" and each.fault != "end")
-        return answer, {each.failure: each.verdict for each in answers}["F21"]
-
-    made = trainer(copy.deepcopy(model), tokenizer, tmp_path, more=[("rollout_func", rollout)])
-    answer, step = look(made)
+    answers = answers_of(trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)]), own=True)
+    answer = next(each for each in answers if each.failure == "F13" and each.fault != "end")
+    step = {each.failure: each.verdict for each in answers}["F21"]
     assert answer.verdict is verdict and answer.failure == "F13"
     assert step is (Verdict.HELD if cut else Verdict.NOT_CHECKED)  # of one length: another divisor would not show
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@takes_rollouts
 @pytest.mark.parametrize(
     ("again", "masks", "verdict"),
     [(True, True, Verdict.FOUND), (True, False, Verdict.SUSPECTED), (False, True, Verdict.HELD)],
@@ -536,11 +529,7 @@ def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tok
         return output
 
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], mask_truncated_completions=masks)
-    given = Training(made, {}, own=lambda file: file == __file__)
-    step = StepJudge(given)
-    with step.listening():
-        made.train()
-    (answer,) = [each for each in step.answers() if each.fault == "end"]
+    (answer,) = [each for each in answers_of(made, own=True) if each.fault == "end"]
     assert answer.failure == "F13" and answer.verdict is verdict
     assert verdict is not Verdict.FOUND or "none of its tokens is trained on" in answer.evidence
 
@@ -585,9 +574,7 @@ def two_turns(prompts, trainer, way, tokens=3):
     return rows | {"logprobs": None}
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@takes_rollouts
 @pytest.mark.parametrize(
     ("way", "tokens", "accused"),
     [
@@ -615,20 +602,14 @@ def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
 
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "rewards": [unequal]}
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
-    given = Training(made, {}, own=lambda file: file == __file__)
-    step = StepJudge(given)
-    with step.listening():
-        made.train()
-    answers = [each for each in step.answers() if each.failure == "F18"]
+    answers = [each for each in answers_of(made, own=True) if each.failure == "F18"]
     assert [each.verdict is Verdict.FOUND for each in answers] == [accused]
     for each in answers * accused:
         apart, count = each.figures
         assert apart.value > 0.1 and 4 <= count.value <= count.scale
 
 
-@pytest.mark.skipif(
-    "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
-)
+@takes_rollouts
 @pytest.mark.parametrize(
     ("draws", "synchronizes", "rate", "verdict"),
     [
@@ -655,10 +636,7 @@ def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate
     engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
     rollout_func = engine() if draws == "object" else rollout
     made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
-    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
-    with step.listening():
-        made.train()
-    answers = [answer for answer in step.answers() if answer.failure == "F16"]
+    answers = [answer for answer in answers_of(made, own=True) if answer.failure == "F16"]
     assert [answer.verdict for answer in answers] == [verdict] * (verdict is not None)
 
 
@@ -725,10 +703,7 @@ def test_a_loop_of_one_s_own_that_mixes_two_orders(
     options = {"loss_type": "grpo"} if has("loss_type") else {}
     options |= {"gradient_accumulation_steps": 1, "optim": "sgd"}
     made = trainer(model, tokenizer, tmp_path, kind=own_loop(stacked, repeated, grouped), **options)
-    step = StepJudge(Training(made, {}))
-    with step.listening():
-        made.train()
-    answers = list(step.answers())
+    answers = answers_of(made)
     (of_gradient,) = [answer for answer in answers if answer.failure == "F21"]
     # Rounding decides whether this loss, which is 0, was ever below.
     assert of_gradient.verdict is gradient or (gradient is Verdict.HELD and "losses_negative" in of_gradient.why)

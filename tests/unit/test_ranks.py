@@ -34,7 +34,7 @@ PLANTED = {
     "own tokens": "each rank divides by its own tokens",
     "same prompts": together.SAME_PROMPTS,
     "same numbers": together.SAME_NUMBERS,
-    "advantages of rank 0": None,
+    "advantages of rank 0": "other rows' advantages",
     "weights apart": together.DRIFTED,
     "batch dropped": "accumulation",
     "not averaged": together.OWN_GRADIENTS,

@@ -19,7 +19,6 @@ from failurelab.textbook.definition_rloo import RLOO
 from failurelab.textbook.fields import NOT_HERE, Options, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
-from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
@@ -49,7 +48,6 @@ __all__ = [
     "expected_gradient",
     "ledger",
     "no_textbook",
-    "recorder_of",
     "rows_of",
     "unlisted",
     "why_not_here",

@@ -11,7 +11,7 @@ from torch import nn
 
 from failurelab.failures.predicates import Value
 from failurelab.textbook import fields, together
-from failurelab.textbook.algorithms import algorithm_of, no_textbook
+from failurelab.textbook.algorithms import algorithm_of, count_uses, no_textbook
 from failurelab.textbook.apart import COSINE, SAME, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import SMALL, Definition
@@ -209,7 +209,7 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
@@ -259,8 +259,7 @@ class _Comparer:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         asked = algorithm.options(trainer, evidence.temperature)
         self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
-        self.rows, self.passes, self.believed = evidence.rows, evidence.passes, evidence.believed
-        self.losses = evidence.losses
+        self.rows, self.passes, self.losses = evidence.rows, evidence.passes, evidence.losses
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -366,7 +365,6 @@ class _Comparer:
 
     def _asked(self) -> dict[str, Value]:
         args, options, alone = self.trainer.args, self.options, self.definition.together == 1
-        lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
         batches = {row.batch for row in self.trained}
         lengths = max(len({len(row.prompt) for row in self.trained if row.batch == batch}) for batch in batches)
         bounded = options.epsilon is not None and options.loss_type not in ("sapo", "vespo")
@@ -374,7 +372,7 @@ class _Comparer:
             "prompt_lengths": lengths,
             "prompts_padded": lengths > 1,
             "penalty_asked": alone and bool(options.beta or options.kl_in_reward),
-            "bounds_asked": alone and bounded and lasts > args.gradient_accumulation_steps,
+            "bounds_asked": alone and bounded and count_uses(args) > args.gradient_accumulation_steps,
             "cut_asked": alone and options.mask_truncated_completions,
             "loss_overridden": self.losses is not None,
             "losses_negative": sum(loss < 0 for loss in self.losses) if self.losses else None,
@@ -465,7 +463,6 @@ class _Comparer:
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
-        yield from self.believed
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]

@@ -33,7 +33,7 @@ from failurelab import rollouts
 from failurelab._unwrap import unwrap
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state
-from failurelab.textbook.algorithms import group_size
+from failurelab.textbook.algorithms import count_uses, group_size
 from failurelab.textbook.balance import (
     POLICY,
     Balance,
@@ -259,7 +259,6 @@ class Ledger(Listener, TrainerCallback):
         own_rollouts = getattr(trainer, "rollout_func", None) is not None or any(
             _is_own(kind, name) for name in _MAKERS[1:]
         )
-        uses = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
         narrow = own_precision(trainer) is not None
         size = min(each.element_size() for each in self.policy.parameters())
         setting = Conditions(
@@ -270,7 +269,7 @@ class Ledger(Listener, TrainerCallback):
             groups_known=not several() and not any(_is_own(kind, name) for name in _GROUPING) and not own_rollouts,
             rewards_known=not _is_own(kind, "_calculate_rewards")
             and getattr(args, "multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize",
-            steps_allowed=max(0, math.ceil(uses / max(1, args.gradient_accumulation_steps)) - 1),
+            steps_allowed=max(0, math.ceil(count_uses(args) / max(1, args.gradient_accumulation_steps)) - 1),
             rounding=rollouts.ROUNDING[2 if narrow else size],
             noisy=drops_out(self.policy),
             moved=self.moved,

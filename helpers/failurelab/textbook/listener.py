@@ -89,16 +89,19 @@ class Listener:
 
     def listen(self) -> None:
         """Begin to listen to draws and rewards."""
-        trainer, policy, enter = self.trainer, self.policy, self._attached.enter_context
+        trainer, policy = self.trainer, self.policy
         if callable(getattr(policy, "generate", None)):
-            enter(wrap_method(policy, "generate", self.hear_generate, "textbook: drawn tokens recorded"))
+            self.wrap(policy, "generate", self.hear_generate)
         for engine in engines_of(trainer, lambda text: list(tokenizer_of(trainer)(text)["input_ids"])):
-            around = functools.partial(self._hear_engine, engine)
-            enter(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
+            self.wrap(engine.owner, engine.name, functools.partial(self._hear_engine, engine))
         if getattr(trainer, "rollout_func", None) is not None:
-            enter(wrap_method(trainer, "rollout_func", self._hear_rollout, "textbook: rollouts recorded"))
+            self.wrap(trainer, "rollout_func", self._hear_rollout)
             self._attached.callback(policy.register_forward_pre_hook(self._note_asked, with_kwargs=True).remove)
         self.listen_to_rewards()
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Listen to a method until the listener is detached."""
+        self._attached.enter_context(wrap_method(owner, name, around, f"textbook: {name} recorded"))
 
     def listen_to_rewards(self) -> None:
         """Begin to listen to a trainer's reward functions, or its judge."""

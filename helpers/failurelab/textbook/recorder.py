@@ -29,9 +29,9 @@ import torch
 from torch import nn
 
 from failurelab.errors import attempt, raises_own
-from failurelab.handles import is_unseen, wrap_method
+from failurelab.handles import is_unseen
 from failurelab.textbook import turns
-from failurelab.textbook.algorithms import algorithm_of, group_size
+from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import RewardCalls, pad_id
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
@@ -65,11 +65,9 @@ class Evidence:
         ranks: this process among those that train together.
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
-        within: gives a block in which the model takes a row by itself.
         passes: of the loss, with the weights of their tokens; none where these cannot be read.
         unknown: why a gradient that is right for these rows is not held; "" if it is.
         losses: of micro-batches, where the script changes them: the library's, or its own if there is none.
-        believed: what was taken at its word, a line each.
     """
 
     rows: list[Row]
@@ -81,11 +79,9 @@ class Evidence:
     random: list[int] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
     part: Gradient | None = None
-    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     passes: Sequence[Pass] = ()
     unknown: str = ""
     losses: Sequence[float] | None = None
-    believed: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -166,18 +162,15 @@ class Recorder(Listener):
         """Begin to listen."""
         self.detach()
         self._forget()
-        trainer, stack = self.trainer, self._attached
         self.listen()
+        trainer = self.trainer
         if hasattr(trainer, self._compares):
-            what = "textbook: whose code compares rewards"
-            stack.enter_context(wrap_method(trainer, self._compares, self._score, what))
-        stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
-        stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
-        stack.enter_context(self._library_loss_heard())
-        self._reader.attach(stack)
-        stack.enter_context(
-            wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
-        )
+            self.wrap(trainer, self._compares, self._score)
+        self.wrap(trainer, "training_step", self._training_step)
+        self.wrap(trainer, "compute_loss", self._compute_loss)
+        self._attached.enter_context(self._library_loss_heard())
+        self._reader.attach(self._attached)
+        self.wrap(trainer.accelerator, "clip_grad_norm_", self._clip)
 
     def begin(self, compare: Callable[[], None]) -> None:
         """Meet the other processes, and find an engine that steps by itself; to be called as training begins.
@@ -192,8 +185,7 @@ class Recorder(Listener):
         self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))
         self.engine = engine_of(self.trainer)
         if self.engine is not None:
-            around = functools.partial(self._engine_step, compare)
-            self._attached.enter_context(wrap_method(self.engine, "step", around, "textbook: gradient of the engine"))
+            self.wrap(self.engine, "step", functools.partial(self._engine_step, compare))
 
     def _first_wanted(self) -> int | None:
         now = self.trainer.state.global_step
@@ -233,16 +225,9 @@ class Recorder(Listener):
     def listen_to_rewards(self) -> None:
         """Begin to listen to what is paid, also where a method of the script's own makes other rewards of it."""
         super().listen_to_rewards()
-        name = "_calculate_rewards"
-        own = getattr(type(self.trainer), name, None)
-        if (
-            own is not None
-            and not several()
-            and not self.algorithm.is_paired
-            and own.__module__.partition(".")[0] != "trl"
-        ):
-            what = "textbook: rewards as the trainer has them"
-            self._attached.enter_context(wrap_method(self.trainer, name, self._calculated, what))
+        own = getattr(getattr(type(self.trainer), "_calculate_rewards", None), "__module__", "trl")
+        if own.partition(".")[0] != "trl" and not several() and not self.algorithm.is_paired:
+            self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
@@ -514,8 +499,7 @@ class Recorder(Listener):
     def _keep_old(self, known: int) -> None:
         """Keep the log-probabilities of new rows where a later step that is to be compared trains on them again."""
         args = self.trainer.args
-        lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
-        steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
+        steps = math.ceil(count_uses(args) / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
         used_again = steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1))
         penalized = self.algorithm.options(self.trainer).kl_in_reward and (used_again or self.wanted(now))

@@ -28,6 +28,7 @@ from failurelab.errors import raises_own
 from failurelab.failures import verdicts
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
+from failurelab.textbook.algorithms import count_uses
 from failurelab.textbook.draws import pad_id
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import RanksApart, own_number
@@ -167,16 +168,14 @@ class StepJudge(TrainerCallback):
         return None
 
     def _uses_again(self) -> bool:
-        args = self.trainer.args
-        steps = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
-        return steps > args.gradient_accumulation_steps
+        return count_uses(self.trainer.args) > self.trainer.args.gradient_accumulation_steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         if callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
-        self._recorder = textbook.recorder_of(self.trainer, self._wanted)
+        self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
         if self._maker[0] or self._recorder.scores_itself:
