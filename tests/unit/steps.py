@@ -13,6 +13,7 @@ except ImportError:
     from trl import OnlineDPOConfig, OnlineDPOTrainer
 
 from failurelab import guards, textbook
+from failurelab.textbook import reading
 
 SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
 
@@ -185,3 +186,20 @@ def rloo(model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(4,
         reward_funcs=list(rewards),
         peft_config=config,
     )
+
+
+def passes_of(rows, given):
+    """Return the forward passes of a trainer that gives each token of each row a weight."""
+    passes = []
+    for micro in sorted({row.micro for row in rows}):
+        made = []
+        for number, row in enumerate(rows):
+            if row.micro == micro:
+                own = given[str(number)].tolist()
+                ids = (0, *row.prompt, *row.completion, *[0] * (len(own) - len(row.completion)))
+                start = len(row.prompt)
+                places = [(start + at, ids[start + at + 1], weight) for at, weight in enumerate(own) if weight]
+                tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, token, weight in places)
+                made.append(reading.Trained(0, 0, number, ids[1:], tokens, padded=ids, micro=micro))
+        passes.append(reading.Pass(made, []))
+    return passes

@@ -13,7 +13,7 @@ import transformers
 import trl
 from PIL import Image
 from small import added, alternate, cut_from_the_front, lora, lora_config, qwen2, stir
-from steps import before, compare, compare_steps, has, planted, right, trainer
+from steps import before, compare, compare_steps, has, passes_of, planted, right, trainer
 
 from failurelab import textbook
 from failurelab._row_inputs import split_inputs
@@ -24,7 +24,6 @@ from failurelab.textbook import (
     fields,
     gradient,
     ranks,
-    reading,
     recorder,
     rows_of,
     scores,
@@ -876,23 +875,6 @@ def explained(change, rows, **options):
     right = weights.slopes_of(textbook.GRPO, step, tally, rows)
     read = weights.read_rows(passes_of(rows, change(dict(right), rows)), step, 0)
     return weights.explain_weights(weights.settle(read, right), right, step)
-
-
-def passes_of(rows, given):
-    """Return the forward passes of a trainer that gives each token of each row a weight."""
-    passes = []
-    for micro in sorted({row.micro for row in rows}):
-        made = []
-        for number, row in enumerate(rows):
-            if row.micro == micro:
-                own = given[str(number)].tolist()
-                ids = (0, *row.prompt, *row.completion, *[0] * (len(own) - len(row.completion)))
-                start = len(row.prompt)
-                places = [(start + at, ids[start + at + 1], weight) for at, weight in enumerate(own) if weight]
-                tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, token, weight in places)
-                made.append(reading.Trained(0, 0, number, ids[1:], tokens, padded=ids, micro=micro))
-        passes.append(reading.Pass(made, []))
-    return passes
 
 
 def six_rows():

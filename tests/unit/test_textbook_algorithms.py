@@ -11,7 +11,17 @@ import torch
 import transformers
 import trl
 from small import lora_config, qwen2
-from steps import OnlineDPOConfig, OnlineDPOTrainer, before, compare, guarded_and_not, judges, online_dpo, rloo
+from steps import (
+    OnlineDPOConfig,
+    OnlineDPOTrainer,
+    before,
+    compare,
+    guarded_and_not,
+    judges,
+    online_dpo,
+    passes_of,
+    rloo,
+)
 
 from failurelab import textbook
 from failurelab.textbook import (
@@ -20,7 +30,6 @@ from failurelab.textbook import (
     definition_online_dpo,
     fields,
     gradient,
-    reading,
     suspects,
     weights,
 )
@@ -315,14 +324,7 @@ class Asks:
         tally = gradient.Tally()
         self.gradient(self.options, tally=tally)
         step = gradient.Step(self.rows, self.options, self.definition)
-        slopes = weights.slopes_of(definition, step, tally, self.rows)
-        made = []
-        for number, row in enumerate(step.rows):
-            ids, own = row.prompt + row.completion, slopes[str(number)].tolist()[: len(row.completion)]
-            places = [each for each in enumerate(zip(row.completion, own), len(row.prompt) - 1) if each[1][1]]
-            tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, (token, weight) in places)
-            made.append(reading.Trained(0, 0, number, ids, tokens, padded=ids))
-        return [reading.Pass(made, [])]
+        return passes_of(step.rows, weights.slopes_of(definition, step, tally, self.rows))
 
     def explain(self, definition):
         tally, search = gradient.Tally(), self.search(definition)

@@ -33,6 +33,7 @@ from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.preferences import listen_to_preference
 from failurelab.textbook.rows import Ids, Row
 
+_MAKING = ("_generate", "_generate_single_turn")
 _SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
 
 
@@ -217,9 +218,12 @@ class Listener:
     @property
     def scores_itself(self) -> bool:
         """Whether code that is no library's draws, groups or scores completions: it may have an order of its own."""
+        return self._overrides(_SCORING) and not self.is_paired and not self.rolls_out
+
+    def _overrides(self, names: Sequence[str]) -> bool:
         kind = type(self.trainer)
-        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in _SCORING}
-        return bool(homes - {"trl", "transformers"}) and not self.is_paired and not self.rolls_out
+        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in names}
+        return bool(homes - {"trl", "transformers"})
 
     def find_draws(self, drawn: Sequence[Row], asked: RewardCalls) -> list[int | None]:
         """Return which draw each completion is that is paid: in their order, by its ids, or by its text."""
@@ -229,7 +233,8 @@ class Listener:
             # A loop of one's own that draws for each prompt once, and then for each once more, may put those of a
             # prompt together behind it.
             turned = [turn * (count // size) + place for place in range(count // size) for turn in range(size)]
-            if self.scores_itself and not count % size and self._other_texts(drawn, texts):
+            own_order = self.scores_itself or self._overrides(_MAKING)
+            if own_order and not count % size and self._other_texts(drawn, texts):
                 order = order if self._other_texts([drawn[place] for place in turned], texts) else turned
             return [*order]
         left, found = dict(enumerate(drawn)), list[int | None]()
