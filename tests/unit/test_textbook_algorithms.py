@@ -62,8 +62,7 @@ def groups(model, tokenizer, tmp_path):
 
 
 def test_every_option_of_this_release_is_listed():
-    assert textbook.unlisted(OnlineDPOConfig) == set()
-    assert NO_RLOO or textbook.unlisted(trl.RLOOConfig) == set()
+    assert textbook.unlisted(OnlineDPOConfig) == textbook.unlisted(trl.RLOOConfig) == set()
 
 
 MOVED = {"learning_rate": 1e-3, "max_steps": 4}

@@ -70,6 +70,15 @@ _NO_EFFECT = """
     dataset_num_proc gpu_memory_utilization judge max_new_tokens reward_model_path
 """
 
+# Of RLOO before 0.22, whose trainer has no textbook; 0.22 gives their values to fields of other names, or drops them.
+_NO_EFFECT += """
+    batch_size cliprange exp_name kl_coef local_batch_size local_mini_batch_size local_rollout_forward_batch_size
+    micro_batch_size mini_batch_size normalize_advantage normalize_reward num_mini_batches num_ppo_epochs
+    num_sample_generations num_total_batches response_length rloo_k sft_model_path stop_token stop_token_id
+    token_level_kl total_episodes whiten_rewards world_size
+"""
+
+
 IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.split())
 
 

@@ -47,7 +47,6 @@ MIXED = "groups of several prompts"
 _SCORES = "_generate_and_score_completions"
 _COMPARES = (_SCORES, "_prepare_inputs")  # where trl draws, and compares rewards: the second in 0.15
 _LIBRARIES = ("trl", "transformers")
-_SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
 
 
 @dataclasses.dataclass
