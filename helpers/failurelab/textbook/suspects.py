@@ -302,12 +302,9 @@ class Search:
         apart, near = measure_apart(every, merged(right, step)), max(self.near, NEARBY)
         if not norm(read) or apart.distance <= near:
             return None
-        of_ranks = Explanation()
-        if self.ranks.count > 1:
-            factors = factors_of(read, right, [row.rank for row in step.rows], step)
-            left = {str(n): read[str(n)] - factors[row.rank] * right[str(n)] for n, row in enumerate(step.rows)}
-            if norm(merged(left, step)) <= near * norm(every):
-                of_ranks = self._of_ranks(list(factors.values()))
+        ranks = [row.rank for row in step.rows] if self.ranks.count > 1 else []
+        factors = factors_of(read, right, ranks, step, near) if ranks else {}
+        of_ranks = self._of_ranks(list(factors.values())) if factors else Explanation()
         if of_ranks.named:
             return of_ranks
         tried = []

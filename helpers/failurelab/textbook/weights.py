@@ -155,28 +155,35 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
         step: with the rows.
         near: what may be left over, of the norm of all.
     """
-    rows, size = step.rows, norm(merged(read, step))
-    keys = [row.micro for row in rows]
-    micros, factors = list(dict.fromkeys(keys)), factors_of(read, slopes, keys, step)
-    left = {str(n): read[str(n)] - factors[key] * slopes[str(n)] for n, key in enumerate(keys)}
-    if 2 < 2 * len(micros) <= len(rows) and norm(merged(left, step)) <= near * size:
-        told = _list(f"{factors[micro]:.3g}" for micro in micros)
+    keys = [row.micro for row in step.rows]
+    factors = factors_of(read, slopes, keys, step, near)
+    if factors and 2 < 2 * len(factors) <= len(keys):
+        told = _list(f"{factor:.3g}" for factor in factors.values())
         said = f"Named: accumulation: the rows of each micro-batch have their weight times {told}."
         return Explanation("accumulation", said)
     return _of_rows(read, slopes, step, near)
 
 
-def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step) -> dict[Any, float]:
-    """Return what the weights of rows with the same key are multiplied by; `keys` has one for each row.
+def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> dict[Any, float]:
+    """Return what the weights of rows with the same key are multiplied by; nothing where this leaves much over.
 
     By rows of tokens of their own, where there are some: of the others it is not known which is which.
+
+    Args:
+        read: of all rows.
+        slopes: those that they should be.
+        keys: one for each row.
+        step: with the rows.
+        near: what may be left over, of the norm of all.
     """
     products, squares, alike = dict.fromkeys(keys, 0.0), dict.fromkeys(keys, 0.0), _alike(step)
     for number, key in sorted(enumerate(keys), key=lambda row: len(alike[row[0]])):
         if len(alike[number]) == 1 or not squares[key]:
             products[key] += float((read[str(number)] * slopes[str(number)]).sum())
             squares[key] += float(slopes[str(number)].square().sum())
-    return {key: products[key] / squares[key] if squares[key] else 1.0 for key in products}
+    factors = {key: products[key] / squares[key] if squares[key] else 1.0 for key in products}
+    left = {str(n): read[str(n)] - factors[key] * slopes[str(n)] for n, key in enumerate(keys)}
+    return factors if norm(merged(left, step)) <= near * norm(merged(read, step)) else {}
 
 
 def _of_rows(read: Weights, slopes: Weights, step: Step, near: float) -> Explanation | None:
