@@ -110,6 +110,7 @@ SCORES = (
     Suspect("rows of the prompt", "without temperature", _scored(1.0, **_FRONT), _is_warm),
     Suspect("rows of the prompt", "without attention mask and temperature", _scored(1.0, **_FRONT | _BARE), _is_both),
     Suspect(NO_MASK, "", _scored(**_BARE), _is_padded),
+    Suspect(NO_MASK, "and without temperature", _scored(1.0, **_BARE), _is_both),
     Suspect("temperature", "left out", _scored(1.0), _is_warm),
     Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
     Suspect(
