@@ -44,8 +44,6 @@ from failurelab.textbook.scores import without_adapters
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
-_SCORES = "_generate_and_score_completions"
-_COMPARES = (_SCORES, "_prepare_inputs")  # where trl draws, and compares rewards: the second in 0.15
 _LIBRARIES = ("trl", "transformers")
 
 
@@ -126,7 +124,6 @@ class Recorder(Listener):
         self.algorithm = algorithm_of(trainer)
         self.ranks = ALONE
         self.engine: Any = None  # that steps by itself
-        self._compares = next((name for name in _COMPARES if hasattr(trainer, name)), _SCORES)
         self._overridden = False  # whether a class of the script's own makes the loss
         self._reader = Reader(self.policy, self._micro_read, self._drawn_at, self._read_safely)
         self._forget()
@@ -134,7 +131,6 @@ class Recorder(Listener):
     def _forget(self) -> None:
         self._forget_draws()
         self._inside = False
-        self._library_scores = False  # whether trl's own method draws and scores now
         self._within: list[Row] = []  # what a rollout function draws on its way to its answer
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
         self._not_held = ""  # why a right gradient is not held
@@ -163,8 +159,6 @@ class Recorder(Listener):
         self._forget()
         self.listen()
         trainer = self.trainer
-        if hasattr(trainer, self._compares):
-            self.wrap(trainer, self._compares, self._score)
         self.wrap(trainer, "training_step", self._training_step)
         self.wrap(trainer, "compute_loss", self._compute_loss)
         self._attached.enter_context(self._library_loss_heard())
@@ -295,13 +289,6 @@ class Recorder(Listener):
     def _ends_in_padding(self, row: Row) -> bool:
         """Whether a completion was cut behind the padding's token, drawn as a word."""
         return bool(row.completion) and not row.ended and row.completion[-1] == pad_id(self.trainer)
-
-    def _score(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._library_scores = True
-        try:
-            return method(*args, **kwargs)
-        finally:
-            self._library_scores = False
 
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
@@ -479,11 +466,10 @@ class Recorder(Listener):
     def _mixes(self, prompts: Sequence[Any]) -> bool:
         """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
 
-        A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
+        A rollout function may have given the prompts other words, and code of one's own may group otherwise.
         """
-        size, scores = group_size(self.trainer), getattr(type(self.trainer), self._compares, None)
-        compares = self._library_scores and getattr(scores, "__module__", "").startswith("trl.")
-        if size < 2 or not compares or self.rolls_out:
+        size = group_size(self.trainer)
+        if size < 2 or self.is_paired or self.scores_itself or self.rolls_out:
             return False
         groups = [list(map(str, prompts[place : place + size])) for place in range(0, len(prompts), size)]
         return all(len(set(group)) == size for group in groups)
