@@ -14,6 +14,7 @@ except ImportError:
 
 from failurelab import guards, textbook
 from failurelab.textbook import reading
+from failurelab.textbook.rows import Row
 
 SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
 
@@ -186,6 +187,12 @@ def rloo(model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(4,
         reward_funcs=list(rewards),
         peft_config=config,
     )
+
+
+def rows_of(prompts, completions, rewards, groups, ends=()):
+    """Return the rows of a generation that a step trains on in one micro-batch."""
+    columns = zip(prompts, completions, rewards, groups, strict=True)
+    return [Row(tuple(prompt), tuple(ids), ids[-1] in ends, tuple(paid), group) for prompt, ids, paid, group in columns]
 
 
 def passes_of(rows, given):

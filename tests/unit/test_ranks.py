@@ -12,6 +12,7 @@ import signal
 import pytest
 from ranks_child import UNLIKE, launch, run_cases
 from small import qwen2
+from steps import rows_of
 
 from failurelab.textbook import apart, gradient, rows, suspects, together
 from failurelab.textbook.fields import Options
@@ -177,7 +178,7 @@ class Two(Ranks):
 
 def test_rows_of_other_ranks_count_where_the_loss_is_divided_and_have_no_gradient_here():
     """The parts of two ranks, computed one after the other, add up to the gradient of all rows."""
-    made = rows.rows_of([(1, 2)] * 4, [(3, 4), (5,), (6, 7, 8), (9, 2)], [(1.0,), (0.0,), (0.5,), (2.0,)], [0] * 4, [2])
+    made = rows_of([(1, 2)] * 4, [(3, 4), (5,), (6, 7, 8), (9, 2)], [(1.0,), (0.0,), (0.5,), (2.0,)], [0] * 4, [2])
     options, model = Options(loss_type="dapo"), qwen2()
     every = [dataclasses.replace(row, rank=number // 2, micro=number // 2) for number, row in enumerate(made)]
     whole = gradient.expected_gradient(model, every, options)

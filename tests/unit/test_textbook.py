@@ -13,7 +13,7 @@ import transformers
 import trl
 from PIL import Image
 from small import added, alternate, cut_from_the_front, lora, lora_config, qwen2, stir
-from steps import before, compare, compare_steps, has, passes_of, planted, right, trainer
+from steps import before, compare, compare_steps, has, passes_of, planted, right, rows_of, trainer
 
 from failurelab import textbook
 from failurelab._row_inputs import split_inputs
@@ -25,7 +25,6 @@ from failurelab.textbook import (
     gradient,
     ranks,
     recorder,
-    rows_of,
     scores,
     suspects,
     turns,
@@ -39,7 +38,7 @@ def rows_of_two_groups():
     generator = torch.Generator().manual_seed(1)
     prompts = [[5, 6, 7]] * 2 + [[8, 9]] * 2
     completions = [torch.randint(2, 30, (length,), generator=generator).tolist() for length in (3, 5, 2, 4)]
-    return textbook.rows_of(prompts, completions, [(1.0,), (0.0,), (0.5,), (2.0,)], [0, 0, 1, 1], ends=[1])
+    return rows_of(prompts, completions, [(1.0,), (0.0,), (0.5,), (2.0,)], [0, 0, 1, 1], ends=[1])
 
 
 def by_hand(model, rows, weight):
@@ -247,7 +246,7 @@ def test_ratios_that_are_clipped_and_entropies_hold(make):
 )
 def test_tokens_of_high_entropy_are_chosen_by_rank(quantile, shift, kept):
     """They are not scored again beside other rows, which rounds otherwise. A shift puts those in doubt on one side."""
-    (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
+    (row,) = rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
     shift = gradient.Shift(entropy=shift)
     step = gradient.Step([row], textbook.Options(top_entropy_quantile=quantile), shift=shift)
     entropies = torch.tensor([[0.5, 0.7, 0.9]])
@@ -261,7 +260,7 @@ def test_bounds_are_moved_to_both_sides():
     model, old = qwen2(), torch.log(torch.tensor([1 / 1.19, 1 / 1.21, 1.0]))  # so that the ratios are 1.19, 1.21, 1
 
     def clipped(shift):
-        (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
+        (row,) = rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
         step, tally = gradient.Step([row], options, shift=gradient.Shift(shift)), gradient.Tally()
         step.advantages[:] = 1.0
         step._old_logps = lambda part, now, precision: now + old
@@ -274,7 +273,7 @@ def test_bounds_are_moved_to_both_sides():
 
 def test_tokens_behind_the_same_text_have_one_entropy():
     """The four first tokens of a group are drawn from one distribution; rows of other lengths round it otherwise."""
-    rows = textbook.rows_of([[5]] * 4, [[7], [8], [9, 8], [6, 8]], [(1.0,)] * 4, [0] * 4, ends=[])
+    rows = rows_of([[5]] * 4, [[7], [8], [9, 8], [6, 8]], [(1.0,)] * 4, [0] * 4, ends=[])
     step = gradient.Step(rows, textbook.Options(top_entropy_quantile=0.5))
 
     def rounded(part):
@@ -882,7 +881,7 @@ def six_rows():
     generator = torch.Generator().manual_seed(2)
     completions = [torch.randint(2, 30, (length,), generator=generator).tolist() for length in (3, 5, 2, 4, 3, 6)]
     rewards = [(1.0,), (0.1,), (0.5,), (2.0,), (0.7,), (-1.0,)]
-    rows = textbook.rows_of([[5, 6, 7]] * 3 + [[8, 9]] * 3, completions, rewards, [0] * 3 + [1] * 3, ends=[1])
+    rows = rows_of([[5, 6, 7]] * 3 + [[8, 9]] * 3, completions, rewards, [0] * 3 + [1] * 3, ends=[1])
     return [dataclasses.replace(row, micro=place % 2, padded=(3, 8)) for place, row in enumerate(rows)]
 
 

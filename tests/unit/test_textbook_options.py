@@ -78,20 +78,6 @@ def test_a_mistake_in_16_bits_is_named_and_an_overflow_is_none(make):
     assert report.verdict == "NOT CHECKED" and "too large for 16 bits" in report.reason
 
 
-@pytest.mark.skipif(not has("use_liger_loss"), reason="this release has no loss of Liger's")
-@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo"])
-@pytest.mark.parametrize("wrong", [False, True])
-def test_liger_s_loss_is_a_loss(loss, wrong, make):
-    """It is plain torch, in chunks, and runs on a CPU where the package is installed."""
-    pytest.importorskip("liger_kernel")
-    made = make(use_liger_loss=True, loss_type=loss, kind=planted(loss=lambda value: -value) if wrong else None)
-    if getattr(made, "liger_grpo_loss", None) is None:
-        pytest.skip("this release takes the option back")
-    made.liger_grpo_loss.compiled = False
-    (report,) = compare_steps(made, (1,))
-    assert (report.verdict, report.named) == (("FOUND", "opposite sign") if wrong else ("HELD", None)), report
-
-
 class Truncated(trl.GRPOTrainer):
     """The weight of a row is that of its negative advantage, whatever its sign."""
 

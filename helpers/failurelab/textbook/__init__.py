@@ -20,7 +20,7 @@ from failurelab.textbook.fields import NOT_HERE, Options, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
 from failurelab.textbook.recorder import Evidence, Recorder
-from failurelab.textbook.rows import Row, Scoring, rows_of
+from failurelab.textbook.rows import Row, Scoring
 from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.watch import Watch, compare
 from failurelab.textbook.weights import Weight
@@ -48,7 +48,6 @@ __all__ = [
     "expected_gradient",
     "ledger",
     "no_textbook",
-    "rows_of",
     "unlisted",
     "why_not_here",
     "without_adapters",
