@@ -125,9 +125,9 @@ class Listener:
         if problem := attempt(work, *args):
             self.problems.append(problem)
 
-    def ends(self, config: Any = None) -> frozenset[int]:
-        """Return the ids that end a completion, of a call with such a config."""
-        return ends_of(config, self.policy, tokenizer_of(self.trainer))
+    def ends(self) -> frozenset[int]:
+        """Return the ids that end a completion, where a call names no others."""
+        return ends_of(self.policy, tokenizer_of(self.trainer))
 
     # draws
 
@@ -197,7 +197,7 @@ class Listener:
             return
         self._paid.kwargs[index] = kwargs
         self._paid.rewards[index] = [None if value is None else float(value) for value in rewards]
-        if len(self._paid.rewards) == len(getattr(self.trainer, "reward_funcs", [None])):
+        if len(self._paid.rewards) == len(getattr(self.trainer, "reward_funcs", None) or [None]):
             asked, self._paid = self._paid, RewardCalls()
             self.take_rewards(asked)
 
