@@ -321,7 +321,8 @@ class Search:
 
     def _of_ranks(self, factors: Sequence[float]) -> Explanation:
         """Return what is said of ranks whose parts of the gradient are multiplied by numbers."""
-        line = f"the ranks' parts of the gradient are multiplied by {', '.join(f'{round(each, 3):.3g}' for each in factors)}"
+        told = ", ".join(f"{round(each, 3):.3g}" for each in factors)
+        line = f"the ranks' parts of the gradient are multiplied by {told}"
         shares = [factor * count for factor, count in zip(factors, tokens_of(self.rows, self.options))]
         if shares[0] and all(self._is_one(share / shares[0]) for share in shares):
             name = "each rank divides by its own tokens"
