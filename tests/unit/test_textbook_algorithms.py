@@ -332,16 +332,7 @@ class Asks:
 
 
 OPTIONS = {
-    "RLOO": textbook.Options(
-        temperature=0.7,
-        asked_temperature=0.5,
-        epsilon=0.2,
-        epsilon_high=0.6,
-        kl_in_reward=0.3,
-        scale_rewards="none",
-        reward_clip_range=(0.0, 1.0),
-        normalize_advantages=True,
-    ),
+    "GRPO": textbook.Options(temperature=0.7, asked_temperature=0.5, epsilon=0.2, epsilon_high=0.6, beta=0.5),
     "Online DPO": textbook.Options(
         beta=0.5, loss_type="sigmoid", missing_eos_penalty=5.0, asked_temperature=0.7, max_length=64
     ),
@@ -350,7 +341,7 @@ OPTIONS = {
 
 SUSPECTS = [
     (definition, suspect)
-    for definition in (textbook.RLOO, textbook.ONLINE_DPO)
+    for definition in (textbook.GRPO, textbook.ONLINE_DPO)
     for search in [Asks(definition, OPTIONS[definition.name]).search()]
     for suspect in (*search.scores, *search.others)
     if suspect.when(rows_of_pairs(), OPTIONS[definition.name])
