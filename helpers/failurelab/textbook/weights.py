@@ -155,12 +155,13 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
         step: with the rows.
         near: what may be left over, of the norm of all.
     """
-    keys = [row.micro for row in step.rows]
-    factors = factors_of(read, slopes, keys, step, near)
-    if factors and 2 < 2 * len(factors) <= len(keys):
-        told = _list(f"{factor:.3g}" for factor in factors.values())
-        said = f"Named: accumulation: the rows of each micro-batch have their weight times {told}."
-        return Explanation("accumulation", said)
+    micros, groups = [row.micro for row in step.rows], [(row.batch, row.group) for row in step.rows]
+    for name, of, keys in (("accumulation", "micro-batch", micros), (None, "group", groups)):
+        factors = factors_of(read, slopes, keys, step, near)
+        if factors and 2 < 2 * len(factors) <= len(keys):
+            told = _list(f"{factor:.3g}" for factor in factors.values())
+            said = f"{f'Named: {name}' if name else 'Read'}: the rows of each {of} have their weight times {told}."
+            return Explanation(name, said)
     return _of_rows(read, slopes, step, near)
 
 
