@@ -156,13 +156,20 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
         near: what may be left over, of the norm of all.
     """
     micros, groups = [row.micro for row in step.rows], [(row.batch, row.group) for row in step.rows]
-    for name, of, keys in (("accumulation", "micro-batch", micros), (None, "group", groups)):
-        factors = factors_of(read, slopes, keys, step, near)
-        if factors and 2 < 2 * len(factors) <= len(keys):
-            told = _list(f"{factor:.3g}" for factor in factors.values())
-            said = f"{f'Named: {name}' if name else 'Read'}: the rows of each {of} have their weight times {told}."
-            return Explanation(name, said)
-    return _of_rows(read, slopes, step, near)
+    if told := _of_kinds(read, slopes, micros, step, near):
+        said = f"Named: accumulation: the rows of each micro-batch have their weight times {told}."
+        return Explanation("accumulation", said)
+    rows = _of_rows(read, slopes, step, near)
+    if (rows is None or not rows.named) and (told := _of_kinds(read, slopes, groups, step, near)):
+        return Explanation(None, f"Read: the rows of each group have their weight times {told}.")
+    return rows
+
+
+def _of_kinds(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> str:
+    """Return what the weights of rows with the same key are multiplied by, in words; "" where it is not known."""
+    factors = factors_of(read, slopes, keys, step, near)
+    known = 2 < 2 * len(factors) <= len(keys)
+    return _list(f"{factor:.3g}" for factor in factors.values()) if known else ""
 
 
 def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> dict[Any, float]:
