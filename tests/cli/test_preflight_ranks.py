@@ -144,7 +144,7 @@ class OwnTokens(GRPOTrainer):
 """
 # Mistakes of the step: what is found, and in which words.
 WRONG_STEPS = {
-    "a rank left out": (script(OWN_LOSS.format(factor="(RANK == 0)"), kind="Rescaled"), "F21", "a rank left out"),
+    "a rank left out": (script(OWN_LOSS.format(factor="(RANK == 0)"), kind="Rescaled"), "F21", "multiplied by 1, 0"),
     "summed": (
         script(OWN_LOSS.format(factor="dist.get_world_size()"), kind="Rescaled"),
         "F21",

@@ -11,7 +11,6 @@ import dataclasses
 import datetime
 import functools
 import hashlib
-import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -32,7 +31,7 @@ from transformers import TrainerCallback
 
 from failurelab import errors, guards
 from failurelab._meeting import free_port
-from failurelab.textbook import comparison, ranks, recorder, suspects, together
+from failurelab.textbook import comparison, ranks, recorder, suspects
 from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import models
 
@@ -179,29 +178,23 @@ RLOO = {"build": functools.partial(rloo, rewards=[right, lengths])} | MOVED
 CASES = {
     "online dpo": PAIRS,
     "online dpo lora": lambda: PAIRS | lora(),
-    "online dpo bf16": PAIRS | {"bf16": True},
     "online dpo rank left out": PAIRS | {"kind": Unpaired},
     "rloo": RLOO,
     "rloo groups on both ranks": RLOO | SPREAD | {"num_iterations": 2},
-    "rloo normalized": RLOO | {"normalize_advantages": True},
     "ddp": {},
     "groups on both ranks": SPREAD,
-    "grpo": {"loss_type": "grpo"} | SPREAD,
     "bnpo": {"loss_type": "bnpo"},
     "scaled by the batch": {"scale_rewards": "batch"},
     "two steps from a generation": {"steps_per_generation": 6, "max_steps": 2, "learning_rate": 1e-3},
     "beta": {"beta": 0.1, "max_steps": 2, "learning_rate": 1e-3},
     "an epoch's rest": {"rows": 12, "num_train_epochs": 1, "max_steps": -1, "gradient_accumulation_steps": 2},
-    "checkpointing": {"gradient_checkpointing": True},
     "bf16": {"bf16": True},
     "lora": lora,
     "entropy": {"top_entropy_quantile": 0.3, "entropy_coef": 1.0, "temperature": 1.5, "max_completion_length": 6},
-    "zero1": zero(1),
     "zero2": zero(2),
     "zero3": zero(3),
     "zero3 two steps from a generation": zero(3, steps_per_generation=6, max_steps=2, learning_rate=1e-3),
     "zero3 lora": lambda: zero(3) | lora(),
-    "zero2 bf16": zero(2, bf16=True),
     "zero3 bf16": zero(3, bf16=True),
     "zero3 beta": zero(3, beta=0.1, max_steps=2, learning_rate=1e-3),
     "zero3 checkpointing": zero(3, gradient_checkpointing=True),
@@ -211,7 +204,6 @@ CASES = {
     "fsdp2 two steps from a generation": FSDP | {"steps_per_generation": 6, "max_steps": 2, "learning_rate": 1e-3},
     "fsdp2 lora": lambda: FSDP | lora(),
     "fsdp2 checkpointing": FSDP | {"gradient_checkpointing": True},
-    "fsdp2 bf16": FSDP | {"bf16": True},
     "fsdp2 rank left out": {"kind": type("Both", (changed(lambda loss, _: loss * (RANK != 1)), Sharded), {})},
     "rank left out": {"kind": changed(lambda loss, _: loss * (RANK != 1))},
     "summed": {"kind": changed(lambda loss, _: loss * COUNT)},
@@ -246,7 +238,6 @@ def digest(made):
 PHASES = {
     "before the meeting": (recorder.Recorder, "begin", {}),
     "before a comparison": (recorder.Recorder, "_evidence", {}),
-    "as evidence is shared": (together, "gather", {}),
     "in a pass": (comparison, "expected_gradient", {}),
     "in a reduction": (ranks.Ranks, "_reduce", {}),
     "in the search": (suspects, "read_rows", CASES["rank left out"]),
@@ -254,7 +245,7 @@ PHASES = {
 }
 HOWS = ("dies", "hangs", "raises")
 # What is told of other processes before training.
-UNLIKE = ("a guard on rank 0 alone", "another script", "another release", "no evidence")
+UNLIKE = ("a guard on rank 0 alone", "another script", "no evidence")
 
 
 class Release(TrainerCallback):
@@ -289,15 +280,12 @@ def hurt(name):
 
 def unlike(name):
     """Make this process another one than rank 0's."""
-    version = importlib.metadata.version
     if name == "another script":
         other = pathlib.Path("other.py")
         other.write_text("# another one\n")
         sys.modules["__main__"].__file__ = str(other)  # rank 0 has none
-    if name == "another release":
-        importlib.metadata.version = lambda package: "0.0.1" if package == "trl" else version(package)
     if name == "no evidence":
-        recorder.collect_rewards = lambda *_: contextlib.nullcontext()
+        recorder.Recorder.listen_to_rewards = lambda self: None
 
 
 def run(name, guarded=True):

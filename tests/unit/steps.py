@@ -13,6 +13,8 @@ except ImportError:
     from trl import OnlineDPOConfig, OnlineDPOTrainer
 
 from failurelab import guards, textbook
+from failurelab.textbook import reading
+from failurelab.textbook.rows import Row
 
 SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
 
@@ -185,3 +187,26 @@ def rloo(model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(4,
         reward_funcs=list(rewards),
         peft_config=config,
     )
+
+
+def rows_of(prompts, completions, rewards, groups, ends=()):
+    """Return the rows of a generation that a step trains on in one micro-batch."""
+    columns = zip(prompts, completions, rewards, groups, strict=True)
+    return [Row(tuple(prompt), tuple(ids), ids[-1] in ends, tuple(paid), group) for prompt, ids, paid, group in columns]
+
+
+def passes_of(rows, given):
+    """Return the forward passes of a trainer that gives each token of each row a weight."""
+    passes = []
+    for micro in sorted({row.micro for row in rows}):
+        made = []
+        for number, row in enumerate(rows):
+            if row.micro == micro:
+                own = given[str(number)].tolist()
+                ids = (0, *row.prompt, *row.completion, *[0] * (len(own) - len(row.completion)))
+                start = len(row.prompt)
+                places = [(start + at, ids[start + at + 1], weight) for at, weight in enumerate(own) if weight]
+                tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, token, weight in places)
+                made.append(reading.Trained(0, 0, number, ids[1:], tokens, padded=ids, micro=micro))
+        passes.append(reading.Pass(made, []))
+    return passes

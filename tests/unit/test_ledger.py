@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import types
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from steps import before, online_dpo, planted, rloo, trainer
 from failurelab import textbook
 from failurelab.failures import figures
 from failurelab.textbook import balance
+from failurelab.textbook.draws import RewardCalls
+from failurelab.textbook.listener import Listener
+from failurelab.textbook.rows import Row
 
-CHECKS = [rule.name for rule in balance.RULES]
+CHECKS = [*balance.RULES]
 DRAWN, CONTEXT, POLICY, OWN, PROMPT, DIFFER = CHECKS
 takes_rollouts = pytest.mark.skipif(
     "rollout_func" not in inspect.signature(trl.GRPOTrainer.__init__).parameters, reason="no rollouts of one's own"
@@ -258,7 +262,34 @@ def test_a_copy_that_draws_and_never_gets_the_weights(rate, synchronizes, holds,
     assert told(ledger)[DRAWN] is True
 
 
-def test_a_picture_says_what_it_shows(model, tokenizer, tmp_path):
-    ledger = keep(trainer(changed(model, other_token), tokenizer, tmp_path))
-    shown = ledger._repr_html_()
-    assert 'role="img"' in shown and "in 0 of them" not in shown and 'title="foreign"' in shown
+class OwnOrder:
+    num_generations = 2
+
+    def _generate(self):
+        """Draw in an order of its own."""
+
+
+LINKS = {  # what was drawn, what was paid as texts and as ids, and which draw each is
+    "in order": (OwnOrder, "1 2 3 4", "1 2 3 4", None, [0, 1, 2, 3]),
+    "by turns": (OwnOrder, "1 2 3 4", "1 3 2 4", None, [0, 2, 1, 3]),
+    "by turns, by a library": (types.SimpleNamespace, "1 2 3 4", "1 3 2 4", None, [0, 1, 2, 3]),
+    "by ids": (OwnOrder, "9 1 2 1", "1 1 2", "1 1 2", [1, 3, 2]),
+    "the first of several turns": (OwnOrder, "9 1 2", "1 2", "17 2", [1, 2]),
+    "the last ones": (OwnOrder, "9 1 2", "1 2", None, [1, 2]),
+    "not known": (OwnOrder, "9 1 2", "3 4", None, [None, None]),
+}
+
+
+@pytest.mark.parametrize("case", LINKS)
+def test_which_draw_a_completion_is_that_is_paid(case, tokenizer):
+    kind, drawn, texts, ids, places = LINKS[case]
+    heard = object.__new__(Listener)
+    heard.trainer = kind()
+    heard.trainer.num_generations, heard.trainer.processing_class = 2, tokenizer
+
+    def encode(words):
+        return [tuple(tokenizer.convert_tokens_to_ids(list(word))) for word in words.split()]
+
+    given = {"completions": texts.split()} | ({"completion_ids": encode(ids)} if ids else {})
+    rows = [Row((5,), own, False) for own in encode(drawn)]
+    assert heard.find_draws(rows, RewardCalls({0: given}, {0: [0.0] * len(places)})) == places

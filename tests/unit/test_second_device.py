@@ -48,7 +48,7 @@ MOVED_LATER = (
     # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.part.
     "comparison._Comparer comparison.advantages_of_rounding definition.weighted_sum gradient.Step gradient._same "
     "gradient.advantages gradient.reward_table gradient.row_weights "
-    "together.advantages_between weights._of_rows weights.read_rows "
+    "weights._of_rows weights.read_rows "
     # What an engine said of its tokens is kept on the CPU.
     "engines.read_answers recorder._tensor turns.with_draws "
     # On the CPU for good: stand-ins of parameters, a made-up batch, toys and drawings.

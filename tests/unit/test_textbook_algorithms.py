@@ -11,7 +11,17 @@ import torch
 import transformers
 import trl
 from small import lora_config, qwen2
-from steps import OnlineDPOConfig, OnlineDPOTrainer, before, compare, guarded_and_not, judges, online_dpo, rloo
+from steps import (
+    OnlineDPOConfig,
+    OnlineDPOTrainer,
+    before,
+    compare,
+    guarded_and_not,
+    judges,
+    online_dpo,
+    passes_of,
+    rloo,
+)
 
 from failurelab import textbook
 from failurelab.textbook import (
@@ -20,7 +30,6 @@ from failurelab.textbook import (
     definition_online_dpo,
     fields,
     gradient,
-    reading,
     suspects,
     weights,
 )
@@ -59,12 +68,10 @@ def test_every_option_of_this_release_is_listed():
 MOVED = {"learning_rate": 1e-3, "max_steps": 4}
 PAIRS = {
     "first step": ({}, 1),
-    "the policy has moved": (MOVED, 4),
     "ipo": (MOVED | {"loss_type": "ipo", "beta": 0.5}, 4),
     "adapters": ({"config": lora_config(), "max_steps": 3, "learning_rate": 1e-2}, 3),
     "bf16": ({"bf16": True}, 1),
-    "checkpointing": ({"gradient_checkpointing": True}, 1),
-    "sampling at 0.7": ({"temperature": 0.7} | MOVED, 4),
+    "sampling at 0.7": ({"temperature": 0.7, "gradient_checkpointing": True} | MOVED, 4),
     "prompts that are cut": ({"max_length": 9}, 1),
 }
 
@@ -80,16 +87,18 @@ def test_healthy_online_dpo_holds(case, pairs):
 
 GROUPS = {
     "first step": {},
-    "the policy has moved": MOVED | {"beta": 0.2},
     "two iterations": MOVED | {"num_iterations": 2, "beta": 0.2, "epsilon": 0.05},
     "two steps from a generation": MOVED | {"steps_per_generation": 4, "learning_rate": 3e-3},
-    "normalized": MOVED | {"normalize_advantages": True, "beta": 0.2},
-    "rewards are clipped": {"reward_clip_range": (-0.5, 0.5)},
+    "normalized, rewards clipped": MOVED
+    | {
+        "normalize_advantages": True,
+        "beta": 0.2,
+        "reward_clip_range": (-0.5, 0.5),
+    },
     "truncated completions": MOVED | {"mask_truncated_completions": True, "max_completion_length": 2, "beta": 0.2},
     "adapters": MOVED | {"config": lora_config(), "learning_rate": 1e-2, "beta": 0.2},
     "bf16": {"bf16": True},
-    "sampling at 0.7": {"temperature": 0.7},
-    "weights of rewards": {"reward_weights": [3.0, 0.5]},
+    "sampling at 0.7, weights of rewards": {"temperature": 0.7, "reward_weights": [3.0, 0.5]},
 }
 
 
@@ -178,13 +187,6 @@ def shifted(logps, mask, given):
     return logits[:, prompt_ids.shape[1] :].log_softmax(-1).gather(-1, ids[..., None])[..., 0]
 
 
-def warm(logps, mask, given):
-    model, prompt_ids, prompt_mask, ids, own, *_ = given
-    logits = model(torch.cat([prompt_ids, ids], 1), attention_mask=torch.cat([prompt_mask, own], 1)).logits
-    logits = logits[:, prompt_ids.shape[1] - 1 : -1] / 0.7
-    return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
-
-
 def without_reference(logps, mask, given):
     return logps if torch.is_grad_enabled() else torch.zeros_like(logps)
 
@@ -202,12 +204,10 @@ def without_first(mask, ids, end):
 PLANTED = {
     "reference left out": (scored(without_reference), {}, None, None),
     "shifted by one": (scored(shifted), {}, None, "scores shifted by one"),
-    "temperature": (scored(warm), {"temperature": 0.7}, None, "constant factor"),
     "end left out": (masked(without_end), {}, None, "last token left out"),
     "first left out": (masked(without_first), {}, None, "first token left out"),
-    "padding": (masked(lambda mask, ids, end: torch.ones_like(mask)), {}, None, "padding is trained on"),
+    "padding": (masked(lambda mask, ids, end: torch.ones_like(mask)), {}, None, None),
     "swapped": (None, {}, -0.1, "opposite sign"),
-    "swapped later": (None, MOVED | {"beta": 2.0}, -2.0, None),
     "beta": (None, MOVED | {"beta": 2.0}, 4.0, None),
 }
 
@@ -263,8 +263,6 @@ def advantages(change):
     [
         (lambda worth: worth * 3 / 4, "constant factor"),  # the completion itself is in its baseline
         (lambda worth: -worth, "opposite sign"),
-        (lambda worth: worth / 100, "constant factor"),
-        (lambda worth: (worth - worth.mean()) / (worth.std() + 1e-4), "constant factor"),
     ],
 )
 def test_a_mistake_planted_in_rloo_is_named(change, named, groups):
@@ -325,14 +323,7 @@ class Asks:
         tally = gradient.Tally()
         self.gradient(self.options, tally=tally)
         step = gradient.Step(self.rows, self.options, self.definition)
-        slopes = weights.slopes_of(definition, step, tally, self.rows)
-        made = []
-        for number, row in enumerate(step.rows):
-            ids, own = row.prompt + row.completion, slopes[str(number)].tolist()[: len(row.completion)]
-            places = [each for each in enumerate(zip(row.completion, own), len(row.prompt) - 1) if each[1][1]]
-            tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, (token, weight) in places)
-            made.append(reading.Trained(0, 0, number, ids, tokens, padded=ids))
-        return [reading.Pass(made, [])]
+        return passes_of(step.rows, weights.slopes_of(definition, step, tally, self.rows))
 
     def explain(self, definition):
         tally, search = gradient.Tally(), self.search(definition)
@@ -341,16 +332,7 @@ class Asks:
 
 
 OPTIONS = {
-    "RLOO": textbook.Options(
-        temperature=0.7,
-        asked_temperature=0.5,
-        epsilon=0.2,
-        epsilon_high=0.6,
-        kl_in_reward=0.3,
-        scale_rewards="none",
-        reward_clip_range=(0.0, 1.0),
-        normalize_advantages=True,
-    ),
+    "GRPO": textbook.Options(temperature=0.7, asked_temperature=0.5, epsilon=0.2, epsilon_high=0.6, beta=0.5),
     "Online DPO": textbook.Options(
         beta=0.5, loss_type="sigmoid", missing_eos_penalty=5.0, asked_temperature=0.7, max_length=64
     ),
@@ -359,7 +341,7 @@ OPTIONS = {
 
 SUSPECTS = [
     (definition, suspect)
-    for definition in (textbook.RLOO, textbook.ONLINE_DPO)
+    for definition in (textbook.GRPO, textbook.ONLINE_DPO)
     for search in [Asks(definition, OPTIONS[definition.name]).search()]
     for suspect in (*search.scores, *search.others)
     if suspect.when(rows_of_pairs(), OPTIONS[definition.name])

@@ -16,12 +16,11 @@ from failurelab.textbook.comparison import Comparison, compare_step, why_not_her
 from failurelab.textbook.definition import GRPO, Definition
 from failurelab.textbook.definition_online_dpo import ONLINE_DPO
 from failurelab.textbook.definition_rloo import RLOO
-from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
+from failurelab.textbook.fields import NOT_HERE, Options, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
-from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
-from failurelab.textbook.rows import Row, Scoring, rows_of
+from failurelab.textbook.rows import Row, Scoring
 from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.watch import Watch, compare
 from failurelab.textbook.weights import Weight
@@ -47,11 +46,8 @@ __all__ = [
     "compare",
     "compare_step",
     "expected_gradient",
-    "is_neutral",
     "ledger",
     "no_textbook",
-    "recorder_of",
-    "rows_of",
     "unlisted",
     "why_not_here",
     "without_adapters",

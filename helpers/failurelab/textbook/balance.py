@@ -530,58 +530,46 @@ class Balance:
         return f"{ {True: 'balanced', False: 'NOT BALANCED', None: 'not known'}[self.holds] }: {self.name} ({self.why})"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-    name: str
-    needs: tuple[Predicate, ...]
-    holds: tuple[Predicate, ...]
-    more: tuple[Predicate, ...]  # that may be unknown
-    control: str
-
-
-def _rule(name: str, needs: str, holds: str, control: str, more: str = "") -> _Rule:
-    needed, held, beside = (tuple(parse(each) for each in text.split(", ") if each) for text in (needs, holds, more))
-    return _Rule(name, needed, held, beside, control)
-
-
-RULES = (
-    _rule("trained = drawn", "tokens_trained > 0", "foreign_tokens == 0, padding_trained == 0", "text encoded again"),
-    _rule(
-        "same context", "tokens_trained > 0", "moved_tokens == 0, positions_off == 0", "another context",
-        "trained_gap <= draw_rounding",
+# What each check needs to be known of, what has to hold, what else that may be unknown, and its control.
+RULES = {
+    "trained = drawn": (
+        "tokens_trained > 0", "foreign_tokens == 0, padding_trained == 0", "", "text encoded again"
     ),
-    _rule(
-        "drawn by this policy", "tokens_trained > 0", "policy_gap_grown <= 0.1", "weights that stay",
-        "other_weights == 0, draws_overdue == 0",
+    "same context": (
+        "tokens_trained > 0", "moved_tokens == 0, positions_off == 0", "trained_gap <= draw_rounding", "another context"
     ),
-    _rule(
-        "each row is its own", "rows_compared > 1", "rows_turned == 0", "rows in another order",
-        "other_texts == false, columns_moved == 0",
+    "drawn by this policy": (
+        "tokens_trained > 0", "policy_gap_grown <= 0.1", "other_weights == 0, draws_overdue == 0", "weights that stay"
     ),
-    _rule("a group is one prompt", "groups > 1", "groups_mixed == 0", "prompts that are not repeated"),
-    _rule("rewards differ in some group", "groups > 0", "flat_groups < groups", "equal rewards"),
-)  # fmt: skip
+    "each row is its own": (
+        "rows_compared > 1", "rows_turned == 0", "other_texts == false, columns_moved == 0", "rows in another order"
+    ),
+    "a group is one prompt": ("groups > 1", "groups_mixed == 0", "", "prompts that are not repeated"),
+    "rewards differ in some group": ("groups > 0", "flat_groups < groups", "", "equal rewards"),
+}  # fmt: skip
 
 
 def check(figures: Mapping[str, Value], controls: Mapping[str, Mapping[str, Value]]) -> list[Balance]:
     """Return what balances, by the figures of a run and those with each mistake planted in its tables."""
-    return [_apply(rule, figures, controls.get(rule.control, {})) for rule in RULES]
+    return [_apply(name, figures, controls.get(rule[-1], {}), *rule) for name, rule in RULES.items()]
 
 
-def _apply(rule: _Rule, figures: Mapping[str, Value], planted: Mapping[str, Value]) -> Balance:
+def _apply(name: str, figures: Mapping[str, Value], planted: Mapping[str, Value], *rule: str) -> Balance:
+    *texts, control = rule
+    needs, holds, more = ([parse(each) for each in text.split(", ") if each] for text in texts)
+
     def value(predicate: Predicate, of: Mapping[str, Value]) -> bool | None:
         return predicate.holds(dict.fromkeys(predicate.names) | dict(of))
 
-    every = (*rule.holds, *rule.more)
-    if wrong := [each for each in every if value(each, figures) is False]:
-        return Balance(rule.name, False, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in wrong))
-    for predicate in (*rule.needs, *rule.holds):
+    if wrong := [each for each in [*holds, *more] if value(each, figures) is False]:
+        return Balance(name, False, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in wrong))
+    for predicate in [*needs, *holds]:
         if value(predicate, figures) is not True:
-            missing = [name for name in predicate.names if figures.get(name) is None]
-            return Balance(rule.name, None, f"{missing[0]} is not known" if missing else f"it needs {predicate}")
-    if not any(value(each, planted) is False for each in every):
-        return Balance(rule.name, None, f"with the mistake planted ({rule.control}) the figures look the same")
-    return Balance(rule.name, True, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in rule.holds))
+            missing = [each for each in predicate.names if figures.get(each) is None]
+            return Balance(name, None, f"{missing[0]} is not known" if missing else f"it needs {predicate}")
+    if not any(value(each, planted) is False for each in [*holds, *more]):
+        return Balance(name, None, f"with the mistake planted ({control}) the figures look the same")
+    return Balance(name, True, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in holds))
 
 
 def _say(value: Value) -> str:
@@ -596,100 +584,103 @@ def control(tables: Tables) -> dict[str, Figures]:
     return {name: measure(plant(tables)) for name, plant in PLANTS.items()}
 
 
+def _change_trained(tables: Tables, change: Callable[[Trained], Trained]) -> Tables:
+    rows = tuple(row for row in map(change, tables.trained) if row.tokens)
+    return dataclasses.replace(tables, trained=rows)
+
+
+def _change_paid(tables: Tables, **columns: Sequence[Any]) -> Tables:
+    """Return the tables with other values in columns of what was paid."""
+    every = [dict(zip(columns, values)) for values in zip(*columns.values())]
+    paid = tuple(dataclasses.replace(row, **own) for row, own in zip(tables.paid, every))
+    return dataclasses.replace(tables, paid=paid)
+
+
 def _encode_again(tables: Tables) -> Tables:
     """Let the first token of each row be another one, as text that is encoded again has."""
-    rows = []
-    for row in tables.trained:
+
+    def change(row: Trained) -> Trained:
         first = row.tokens[0]
         other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
         ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
         padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
         token = dataclasses.replace(first, token=other, follows=other)
-        rows.append(dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:])))
-    return dataclasses.replace(tables, trained=tuple(rows))
+        return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
+
+    return _change_trained(tables, change)
 
 
 def _move(tables: Tables) -> Tables:
     """Let each row be read without its first id."""
-    rows = []
-    for row in tables.trained:
-        tokens = tuple(
-            dataclasses.replace(token, place=token.place - 1, at=token.at - 1)
-            for token in row.tokens
-            if token.place > 1
-        )
-        rows.append(dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens))
-    return dataclasses.replace(tables, trained=tuple(row for row in rows if row.tokens))
+
+    def change(row: Trained) -> Trained:
+        later = [each for each in row.tokens if each.place > 1]
+        tokens = tuple(dataclasses.replace(each, place=each.place - 1, at=each.at - 1) for each in later)
+        return dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens)
+
+    return _change_trained(tables, change)
 
 
 def _train_padding(tables: Tables) -> Tables:
     """Let the padding behind each row be trained on."""
-    rows, pad = [], tables.setting.pad
-    for row in tables.trained:
-        ids = (*row.ids, pad)
+    pad = tables.setting.pad
+
+    def change(row: Trained) -> Trained:
         token = Token(len(row.ids), pad, pad, at=len(row.padded) - 1)
-        rows.append(dataclasses.replace(row, ids=ids, padded=(*row.padded, pad), tokens=(*row.tokens, token)))
-    return dataclasses.replace(tables, trained=tuple(rows))
+        tokens = (*row.tokens, token)
+        return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
+
+    return _change_trained(tables, change)
 
 
 def _lose_ends(tables: Tables) -> Tables:
     """Let the end of each completion be lost."""
     ends = tables.setting.ends
-    paid = [
-        dataclasses.replace(each, ids=tuple(token for token in each.ids or () if token not in ends))
-        for each in tables.paid
-    ]
-    return dataclasses.replace(tables, paid=tuple(paid))
+    return _change_paid(tables, ids=[tuple(id for id in paid.ids or () if id not in ends) for paid in tables.paid])
 
 
 def _keep_weights(tables: Tables) -> Tables:
     """Let what drew last have the weights of the first draw: where the policy has moved since, that shows."""
-    last = max((draw.call for draw in tables.draws), default=0)
-    draws = []
-    for draw in tables.draws:
-        if draw.call == last and draw.by == POLICY:
-            draw = dataclasses.replace(draw, weights=tables.draws[0].weights)
-        elif draw.call == last:
-            logps = tuple(logp - (tables.setting.moved or 0.0) for logp in draw.policy_logps)
-            draw = dataclasses.replace(draw, logps=logps)
-        draws.append(draw)
-    return dataclasses.replace(tables, draws=tuple(draws))
+    last, moved = max((draw.call for draw in tables.draws), default=0), tables.setting.moved or 0.0
+
+    def change(draw: Draw) -> Draw:
+        if draw.call != last:
+            return draw
+        if draw.by == POLICY:
+            return dataclasses.replace(draw, weights=tables.draws[0].weights)
+        return dataclasses.replace(draw, logps=tuple(logp - moved for logp in draw.policy_logps))
+
+    return dataclasses.replace(tables, draws=tuple(map(change, tables.draws)))
 
 
 def _roll_rows(tables: Tables) -> Tables:
     """Let each row have the weight of its batch's next one."""
-    weights = [[token.weight for token in row.tokens] for row in tables.trained]
-    rows = [
-        dataclasses.replace(
-            row,
-            tokens=tuple(
-                dataclasses.replace(token, weight=sum(own) / len(own) if own else math.nan) for token in row.tokens
-            ),
-        )
-        for row, own in zip(tables.trained, weights[1:] + weights[:1])
-    ]
-    return dataclasses.replace(tables, trained=tuple(rows))
+    means = [sum(token.weight for token in row.tokens) / len(row.tokens) for row in tables.trained]
+    following = iter(means[1:] + means[:1])
+
+    def change(row: Trained) -> Trained:
+        weight = next(following)
+        return dataclasses.replace(row, tokens=tuple(dataclasses.replace(each, weight=weight) for each in row.tokens))
+
+    return _change_trained(tables, change)
 
 
 def _mix_groups(tables: Tables) -> Tables:
     """Let each prompt come once, so that a group has others beside it."""
     sizes = Counter((paid.batch, paid.group) for paid in tables.paid)
     groups = Counter(batch for batch, _ in sizes)
-    paid = [dataclasses.replace(each, group=(each.row + each.group) % groups[each.batch]) for each in tables.paid]
-    return dataclasses.replace(tables, paid=tuple(paid))
+    return _change_paid(tables, group=[(paid.row + paid.group) % groups[paid.batch] for paid in tables.paid])
 
 
 def _roll_columns(tables: Tables) -> Tables:
     """Let each completion be rewarded with the columns of another group's."""
     size = Counter((paid.batch, paid.group) for paid in tables.paid).most_common(1)
-    by = size[0][1] if size else 0
-    columns = [paid.columns for paid in tables.paid]
-    rolled = zip(tables.paid, columns[by:] + columns[:by])
-    return dataclasses.replace(tables, paid=tuple(dataclasses.replace(paid, columns=own) for paid, own in rolled))
+    by, columns = size[0][1] if size else 0, [paid.columns for paid in tables.paid]
+    return _change_paid(tables, columns=columns[by:] + columns[:by])
 
 
 def _pay_alike(tables: Tables) -> Tables:
-    return dataclasses.replace(tables, paid=tuple(dataclasses.replace(paid, total=0.0) for paid in tables.paid))
+    return _change_paid(tables, total=[0.0] * len(tables.paid))
 
 
 PLANTS: dict[str, Callable[[Tables], Tables]] = {

@@ -11,11 +11,12 @@ from torch import nn
 
 from failurelab.failures.predicates import Value
 from failurelab.textbook import fields, together
-from failurelab.textbook.algorithms import algorithm_of, no_textbook
+from failurelab.textbook.algorithms import algorithm_of, count_uses, no_textbook
 from failurelab.textbook.apart import COSINE, SAME, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import SMALL, Definition
 from failurelab.textbook.definition_online_dpo import say_ties
+from failurelab.textbook.draws import pad_id
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
     TIE,
@@ -30,7 +31,7 @@ from failurelab.textbook.gradient import (
     reward_table,
 )
 from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
-from failurelab.textbook.recorder import Evidence, loss_scale, own_precision, pad_id, precisions, reference_of
+from failurelab.textbook.recorder import Evidence, loss_scale, own_precision, precisions, reference_of
 from failurelab.textbook.rows import Row
 from failurelab.textbook.suspects import (
     BY_STEP,
@@ -39,10 +40,9 @@ from failurelab.textbook.suspects import (
     NO_MASK,
     OTHER_ROWS,
     OWN_TOKENS,
-    Explanation,
     Search,
 )
-from failurelab.textbook.weights import Weight, table
+from failurelab.textbook.weights import Explanation, Weight, table
 
 BACKWARD = "backward pass of the model"
 PADDING = "padding of the prompts: those of a batch have the same length"
@@ -53,17 +53,11 @@ CANCELS = (
     "is all that is left to compare"
 )
 CANCELLED = 0.02  # of the gradient with all advantages 1: what numbers of 16 bits lose of it
-ROUNDED = (
-    "numbers of 16 bits: the textbook's own gradient in them lies so far from the exact one that a wrong one could not "
-    "be told from it; a step of more completions, or one in float32, can be checked"
-)
-BOUNDS = (
-    "rounding decides for many tokens on which side of a bound they lie (clipping, or top_entropy_quantile), so that "
-    "right gradients lie too far apart to tell a wrong one from them"
-)
-DROPOUT = (
-    "dropout, or noise on the embeddings: the textbook's own gradients of different draws lie so far apart that a "
-    "wrong one could not be told from them; a run with attention_dropout and lora_dropout 0 can be checked"
+BLINDED = (
+    "right gradients lie so far apart that a wrong one could not be told from them: of other draws of dropout, or of "
+    "noise on the embeddings, in numbers of 16 bits, or with tokens on either side of a bound (clipping, or "
+    "top_entropy_quantile) as rounding decides; a step in float32, of more completions and with attention_dropout and "
+    "lora_dropout 0, can be checked"
 )
 EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
 
@@ -215,7 +209,7 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
@@ -265,8 +259,7 @@ class _Comparer:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         asked = algorithm.options(trainer, evidence.temperature)
         self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
-        self.rows, self.passes, self.believed = evidence.rows, evidence.passes, evidence.believed
-        self.losses = evidence.losses
+        self.rows, self.passes, self.losses = evidence.rows, evidence.passes, evidence.losses
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -323,7 +316,7 @@ class _Comparer:
         if blind or size <= COSINE * self._unit(options):
             return Comparison("NOT CHECKED", blind or CANCELS, floor=floor)
         if verdict == "HELD" and floor.wide:
-            return Comparison("NOT CHECKED", self._blinded_by(options, ours, drops_out(self.model)), floor=floor)
+            return Comparison("NOT CHECKED", self._blinded_by(options, ours), floor=floor)
         search = Search(
             self.rows,
             options,
@@ -372,7 +365,6 @@ class _Comparer:
 
     def _asked(self) -> dict[str, Value]:
         args, options, alone = self.trainer.args, self.options, self.definition.together == 1
-        lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
         batches = {row.batch for row in self.trained}
         lengths = max(len({len(row.prompt) for row in self.trained if row.batch == batch}) for batch in batches)
         bounded = options.epsilon is not None and options.loss_type not in ("sapo", "vespo")
@@ -380,7 +372,7 @@ class _Comparer:
             "prompt_lengths": lengths,
             "prompts_padded": lengths > 1,
             "penalty_asked": alone and bool(options.beta or options.kl_in_reward),
-            "bounds_asked": alone and bounded and lasts > args.gradient_accumulation_steps,
+            "bounds_asked": alone and bounded and count_uses(args) > args.gradient_accumulation_steps,
             "cut_asked": alone and options.mask_truncated_completions,
             "loss_overridden": self.losses is not None,
             "losses_negative": sum(loss < 0 for loss in self.losses) if self.losses else None,
@@ -424,31 +416,22 @@ class _Comparer:
                 if floor.holds(apart):
                     break
             if floor.band[0] >= BLIND:
-                return floor, self._blinded_by(options, ours, dropout), rounded
+                return floor, self._blinded_by(options, ours), rounded
         if not floor.holds(apart) and self._has_bounds(options):
             for sign in (1, -1):
                 shift = Shift(sign * rounding.ratio, sign * rounding.entropy)
                 gradient = self.gradient(options, shift=shift)
                 floor = floor.widened(measure_apart(gradient, ours))
-        return floor, BOUNDS if floor.band[0] >= BLIND else "", rounded
+        return floor, BLINDED if floor.band[0] >= BLIND else "", rounded
 
     def _has_bounds(self, options: Options) -> bool:
         """Whether a token's part in the gradient jumps somewhere."""
         masks = "mask" in (options.engine_weight or "")
         return masks or options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
 
-    def _blinded_by(self, options: Options, ours: Gradient, dropout: bool) -> str:
-        """Return what puts right passes so far apart: what is left to compare, rounding alone, or dropout."""
-        if norm(ours) <= CANCELLED * self._unit(options):
-            return CANCELS
-        if not dropout and self._has_bounds(options):
-            return BOUNDS
-        if not dropout or (
-            self.own is not None
-            and Floor().widened(measure_apart(self.gradient(options, precision=self.own), ours)).band[0] >= BLIND
-        ):
-            return ROUNDED
-        return DROPOUT
+    def _blinded_by(self, options: Options, ours: Gradient) -> str:
+        """Return what puts right passes so far apart: that rounding alone is left to compare, or what moves them."""
+        return CANCELS if norm(ours) <= CANCELLED * self._unit(options) else BLINDED
 
     def _unit(self, options: Options) -> float:
         """Return the norm of the gradient with all advantages 1: the scale of what rounding leaves."""
@@ -480,7 +463,6 @@ class _Comparer:
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
-        yield from self.believed
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]

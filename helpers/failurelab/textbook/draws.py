@@ -1,18 +1,15 @@
-"""What a call of `generate` was given and gave, and what reward functions were asked, for all who listen to them."""
+"""What a call of `generate` was given and gave, and the texts that reward functions are asked about."""
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from failurelab._row_inputs import split_inputs
 from failurelab._unwrap import unwrap
-from failurelab.handles import is_unseen, listen_to, wrap_method
-from failurelab.textbook.preferences import listen_to_preference
+from failurelab.handles import is_unseen, wrap_method
 from failurelab.textbook.rows import Ids, Row, cut_at_end
 
 _IDS = ("inputs", "input_ids", "attention_mask")
@@ -129,46 +126,6 @@ class RewardCalls:
         return next((kwargs[name] for kwargs in self.kwargs.values() if name in kwargs), ())
 
 
-def collect_rewards(
-    trainer: Any,
-    wanted: Callable[[], bool],
-    after: Callable[[RewardCalls], None],
-    safely: Callable[..., None],
-) -> contextlib.ExitStack:
-    """Tell `after` of each call of a trainer's reward functions, once all have answered, until the stack is closed.
-
-    Args:
-        trainer: whose functions they are.
-        wanted: whether a call is of interest.
-        after: is told of it.
-        safely: calls a function with arguments, whatever it raises.
-    """
-    stack, known = contextlib.ExitStack(), RewardCalls()
-    alone = not hasattr(trainer, "reward_funcs")  # Online DPO before it had any
-
-    def note(index: int, args: Any, kwargs: dict[str, Any], rewards: Any) -> None:
-        nonlocal known
-        if not wanted():
-            return
-        known.kwargs[index] = kwargs
-        known.rewards[index] = [None if value is None else float(value) for value in rewards]
-        if len(known.rewards) == (1 if alone else len(trainer.reward_funcs)):
-            done, known = known, RewardCalls()
-            after(done)
-
-    def of_model(index: int, module: nn.Module, args: Any, output: Any) -> None:
-        safely(note, index, (), {}, output.logits[:, 0].tolist())
-
-    if alone:
-        stack.enter_context(listen_to_preference(trainer, functools.partial(safely, note)))
-        return stack
-    stack.enter_context(listen_to(trainer.reward_funcs, functools.partial(safely, note)))
-    for index, function in enumerate(trainer.reward_funcs):
-        if isinstance(function, nn.Module):
-            stack.callback(function.register_forward_hook(functools.partial(of_model, index)).remove)
-    return stack
-
-
 def other_texts(tokenizer: Any, drawn: Sequence[Ids], texts: Sequence[Any]) -> list[tuple[str, str]]:
     """Return pairs of what was drawn and what reward functions were given, where these differ."""
     other = []
@@ -211,3 +168,8 @@ def tokenizer_of(trainer: Any) -> Any:
     """Return a trainer's tokenizer; of a processor for images, the one inside."""
     processing = trainer.processing_class
     return getattr(processing, "tokenizer", processing)
+
+
+def pad_id(trainer: Any) -> int:
+    """Return the token id of the padding; 0 where the tokenizer names none."""
+    return getattr(tokenizer_of(trainer), "pad_token_id", None) or 0

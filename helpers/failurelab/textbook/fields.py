@@ -78,12 +78,6 @@ _NO_EFFECT += """
     token_level_kl total_episodes whiten_rewards world_size
 """
 
-# Of AsyncGRPO: how completions come, and not what is made of them.
-_NO_EFFECT += """
-    dtype fork_threshold_tokens heartbeat_stale_after_s max_inflight_tasks max_staleness queue_maxsize request_timeout
-    token_budget weight_sync_steps weight_sync_timeout
-"""
-
 
 IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.split())
 
@@ -127,42 +121,24 @@ _SCALES = {True: "group", False: "none"}
 class Options:
     """The options of GRPO's definition, under the names that trl gives them; where two readings are documented, both.
 
+    Those that are not listed here are what trl's help texts say.
+
     Attributes:
         temperature: of the policy: logits are divided by it before the softmax. It is what the tokens were drawn at.
         asked_temperature: the one that the arguments ask for.
         beta: weight of the KL divergence to the reference model, estimated as k3 (Schulman 2020): r - log r - 1.
-        loss_type: how the tokens' losses become one number.
         scale_rewards: `group`, `batch` or `none`: the standard deviation that advantages are divided by.
         epsilon: lower bound of the ratio is 1 - epsilon; None where the release does not clip.
         epsilon_high: the upper bound; the same as epsilon where None.
-        delta: bound of the ratio on the other side, of two-sided clipping.
-        importance_sampling_level: one ratio for each `token`, or for the `sequence`.
-        mask_truncated_completions: completions without an end are left out.
         generation_tokens: whether `dapo` takes the step's share of the tokens of a generation that several steps train
             on, and not the step's own tokens. "The global accumulated batch" leaves it open.
         truncated_count: whether those left out still count where the loss is divided. The help text leaves it open.
         padding_ends: whether a completion whose last token is the padding, drawn as a word, has an end. trl 1.16 takes
             it so; the help text leaves it open.
-        reward_weights: one for each reward function; None: all 1.
-        multi_objective_aggregation: how the rewards of several functions become one.
-        max_completion_length: `dr_grpo` divides by it.
-        top_entropy_quantile: share of a micro-batch's tokens, those of the highest entropy, that the policy trains on.
-        use_bias_correction_kl: whether the KL term is multiplied by the ratio.
-        entropy_coef: weight of the mean entropy of the tokens.
-        off_policy_mask_threshold: completions with a negative advantage that drifted further than this are left out.
-        sapo_temperature_pos: of SAPO's gate, for positive advantages.
-        sapo_temperature_neg: the same, for the others.
         kl_in_reward: weight of the KL divergence that RLOO takes off the reward.
         truncated_kl: whether it is taken off that of a truncated completion too. The help text leaves it open.
-        normalize_advantages: whether RLOO's have mean 0 and deviation 1 over the generation.
-        reward_clip_range: least and largest reward of RLOO, summed over the functions.
-        missing_eos_penalty: what Online DPO takes off the reward of a completion without an end.
-        max_length: tokens that Online DPO reads at most, of prompt and completion.
-        length_padded: whether the completion is counted there as it is padded. "Of the sequence" leaves it open.
-        vespo_k_pos: of VESPO's weight, the power of the ratio, for advantages that are not negative.
-        vespo_k_neg: the same, for the others.
-        vespo_lambda_pos: of VESPO's weight, by how much a ratio above 1 is weighed down, for the same advantages.
-        vespo_lambda_neg: the same, for the others.
+        length_padded: whether Online DPO's `max_length` counts the completion as it is padded. "Of the sequence" leaves
+            it open.
         router_aux_loss_coef: weight of the model's own loss of its routers, the mean over the micro-batches.
         engine_weight: how the loss is multiplied with the ratio of the policy to the engine that drew; None: it is not.
         engine_bounds: least and largest of these ratios.
@@ -267,11 +243,6 @@ class Options:
 def unlisted(config: type) -> set[str]:
     """Return the fields of a config that the table does not list."""
     return {field.name for field in dataclasses.fields(config)} - IMPLEMENTED - NO_EFFECT - set(NOT_HERE)
-
-
-def is_neutral(name: str, value: Any) -> bool:
-    """Whether a field that is not here has a value that leaves the gradient as it is."""
-    return NOT_HERE[name].is_neutral(value)
 
 
 def why_not(

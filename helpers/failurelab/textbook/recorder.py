@@ -29,21 +29,13 @@ import torch
 from torch import nn
 
 from failurelab.errors import attempt, raises_own
-from failurelab.handles import is_unseen, wrap_method
+from failurelab.handles import is_unseen
 from failurelab.textbook import turns
-from failurelab.textbook.algorithms import algorithm_of, group_size
+from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
-from failurelab.textbook.draws import (
-    RewardCalls,
-    collect_rewards,
-    ends_of,
-    listen_to_temperature,
-    other_texts,
-    read_generation,
-    tokenizer_of,
-)
-from failurelab.textbook.engines import Engine, engines_of, read_answers
+from failurelab.textbook.draws import RewardCalls, pad_id
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
+from failurelab.textbook.listener import Listener
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
 from failurelab.textbook.rows import Ids, Row
@@ -52,10 +44,7 @@ from failurelab.textbook.scores import without_adapters
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
-_SCORES = "_generate_and_score_completions"
-_COMPARES = (_SCORES, "_prepare_inputs")  # where trl draws, and compares rewards: the second in 0.15
 _LIBRARIES = ("trl", "transformers")
-_SCORING = ("compute_loss", "training_step", "_prepare_inputs", _SCORES)
 
 
 @dataclasses.dataclass
@@ -73,11 +62,9 @@ class Evidence:
         ranks: this process among those that train together.
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
-        within: gives a block in which the model takes a row by itself.
         passes: of the loss, with the weights of their tokens; none where these cannot be read.
         unknown: why a gradient that is right for these rows is not held; "" if it is.
         losses: of micro-batches, where the script changes them: the library's, or its own if there is none.
-        believed: what was taken at its word, a line each.
     """
 
     rows: list[Row]
@@ -89,11 +76,9 @@ class Evidence:
     random: list[int] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
     part: Gradient | None = None
-    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     passes: Sequence[Pass] = ()
     unknown: str = ""
     losses: Sequence[float] | None = None
-    believed: Sequence[str] = ()
 
 
 @dataclasses.dataclass
@@ -125,7 +110,7 @@ class _Batch:
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
-class Recorder:
+class Recorder(Listener):
     """Listens to a trainer from `attach` to `detach`.
 
     Args:
@@ -134,23 +119,19 @@ class Recorder:
     """
 
     def __init__(self, trainer: Any, wanted: Callable[[int], bool]):
-        self.trainer, self.wanted = trainer, wanted
+        super().__init__(trainer)
+        self.wanted = wanted
         self.algorithm = algorithm_of(trainer)
         self.ranks = ALONE
         self.engine: Any = None  # that steps by itself
-        self._compares = next((name for name in _COMPARES if hasattr(trainer, name)), _SCORES)
-        self._attached = contextlib.ExitStack()
         self._overridden = False  # whether a class of the script's own makes the loss
-        policy = trainer.accelerator.unwrap_model(trainer.model)
-        self._reader = Reader(policy, self._micro_read, self._drawn_at, self._read_safely)
+        self._reader = Reader(self.policy, self._micro_read, self._drawn_at, self._read_safely)
         self._forget()
 
     def _forget(self) -> None:
+        self._forget_draws()
         self._inside = False
-        self._library_scores = False  # whether trl's own method draws and scores now
-        self._drawn: list[Row] = []
-        self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
-        self._contexts: turns.AskedContexts | None = None  # where its own code asks the policy for a token
+        self._within: list[Row] = []  # what a rollout function draws on its way to its answer
         self._turns: list[tuple[str, str]] = []  # what is wrong with them
         self._not_held = ""  # why a right gradient is not held
         self._temperature: float | None = None  # that they were drawn at
@@ -169,39 +150,20 @@ class Recorder:
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
         self._losses: dict[str, list[float]] = {"library": [], "own": []}
-        self._problems: list[str] = []
+        self.problems = []
         self._reader.passes = []
-
-    def _safely(self, work: Callable[..., None], *args: Any) -> None:
-        """Do work of our own: after an error in it the step is not judged."""
-        if problem := attempt(work, *args):
-            self._problems.append(problem)
 
     def attach(self) -> None:
         """Begin to listen."""
         self.detach()
         self._forget()
-        trainer, stack = self.trainer, self._attached
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if getattr(trainer, "rollout_func", None) is not None:
-            stack.enter_context(wrap_method(trainer, "rollout_func", self._rollout, "textbook: rollouts recorded"))
-            hook = model.register_forward_pre_hook(self._note_call, with_kwargs=True)
-            stack.callback(hook.remove)
-        stack.enter_context(wrap_method(model, "generate", self._generate, "textbook: drawn tokens recorded"))
-        for engine in engines_of(trainer, self._encode):
-            around = functools.partial(self._ask_engine, engine)
-            stack.enter_context(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
-        if hasattr(trainer, self._compares):
-            what = "textbook: whose code compares rewards"
-            stack.enter_context(wrap_method(trainer, self._compares, self._score, what))
-        stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
-        stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
-        stack.enter_context(self._library_loss_heard())
-        self._reader.attach(stack)
-        stack.enter_context(
-            wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
-        )
-        self._listen_to_rewards()
+        self.listen()
+        trainer = self.trainer
+        self.wrap(trainer, "training_step", self._training_step)
+        self.wrap(trainer, "compute_loss", self._compute_loss)
+        self._attached.enter_context(self._library_loss_heard())
+        self._reader.attach(self._attached)
+        self.wrap(trainer.accelerator, "clip_grad_norm_", self._clip)
 
     def begin(self, compare: Callable[[], None]) -> None:
         """Meet the other processes, and find an engine that steps by itself; to be called as training begins.
@@ -216,8 +178,7 @@ class Recorder:
         self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))
         self.engine = engine_of(self.trainer)
         if self.engine is not None:
-            around = functools.partial(self._engine_step, compare)
-            self._attached.enter_context(wrap_method(self.engine, "step", around, "textbook: gradient of the engine"))
+            self.wrap(self.engine, "step", functools.partial(self._engine_step, compare))
 
     def _first_wanted(self) -> int | None:
         now = self.trainer.state.global_step
@@ -228,10 +189,6 @@ class Recorder:
             self._safely(self._keep_gradient)
             compare()
         return method(*args, **kwargs)
-
-    def detach(self) -> None:
-        """Give everything back."""
-        self._attached.close()
 
     # what is listened to
 
@@ -258,19 +215,12 @@ class Recorder:
         """Whether what is called belongs to the trainer's step: no evaluation, and no measurement of this package."""
         return self._inside and not is_unseen()
 
-    def _listen_to_rewards(self) -> None:
-        heard = collect_rewards(self.trainer, lambda: self._listens, self._close_batch, self._safely)
-        self._attached.enter_context(heard)
-        name = "_calculate_rewards"
-        own = getattr(type(self.trainer), name, None)
-        if (
-            own is not None
-            and not several()
-            and not self.algorithm.is_paired
-            and own.__module__.partition(".")[0] != "trl"
-        ):
-            stack, what = self._attached, "textbook: rewards as the trainer has them"
-            stack.enter_context(wrap_method(self.trainer, name, self._calculated, what))
+    def listen_to_rewards(self) -> None:
+        """Begin to listen to what is paid, also where a method of the script's own makes other rewards of it."""
+        super().listen_to_rewards()
+        own = getattr(getattr(type(self.trainer), "_calculate_rewards", None), "__module__", "trl")
+        if own.partition(".")[0] != "trl" and not several() and not self.algorithm.is_paired:
+            self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
@@ -291,29 +241,12 @@ class Recorder:
             )
             self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
 
-    def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not self._listens:
-            return method(*args, **kwargs)
-        self._within, contexts = [], turns.AskedContexts(pad_id(self.trainer))
-        self._contexts = contexts
-        try:
-            output = method(*args, **kwargs)
-        finally:
-            drawn, self._within, self._contexts = self._within, None, None
-        self._safely(self._record_rollouts, output, drawn, contexts.contexts)
-        return output
-
-    def _note_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._contexts is not None and not is_unseen():
-            self._safely(self._contexts.note, args, kwargs)
-
-    def _record_rollouts(
-        self, output: dict[str, Any], drawn: Sequence[Row] = (), contexts: set[Ids] | None = None
-    ) -> None:
+    def take_rollouts(self, output: dict[str, Any], contexts: set[Ids] | None) -> None:
         """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
+        drawn, self._within = self._within, []
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
-        ends, none, closing = self._ends(None), [None] * len(prompts), self._ends(None) | {pad_id(self.trainer)}
+        ends, none, closing = self.ends(), [None] * len(prompts), self.ends() | {pad_id(self.trainer)}
         masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
         every, odd, counted = list[turns.Judged](), 0, 0
         returned = [(*map(int, prompt), *map(int, own)) for prompt, own in zip(prompts, completions)]
@@ -342,58 +275,20 @@ class Recorder:
             self._not_held = f"{said}, so which of their tokens are the policy's is not known"
         self._drawn += [each.row for each in every]
 
-    def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        output = method(*args, **kwargs)
-        if self._listens:
-            self._safely(self._record_answers, engine, method, args, kwargs, output)
-        return output
+    def take_draws(self, drawing: Any, rows: list[Row], temperature: float | None) -> None:
+        """Take what one call drew; within a rollout function, what its answer is held against."""
+        self._temperature = temperature
+        rows = [dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows]
+        (self._within if self._rolls_out else self._drawn).extend(rows)
 
-    def _record_answers(self, engine: Engine, *called: Any) -> None:
-        multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
-        rows, self._temperature = read_answers(engine, called, self._ends(None), multiple)
-        self._take([dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows])
-
-    def _take(self, rows: Sequence[Row]) -> None:
-        (self._drawn if self._within is None else self._within).extend(rows)
-
-    def _encode(self, text: str) -> list[int]:
-        return list(tokenizer_of(self.trainer)(text)["input_ids"])
-
-    def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._contexts = None  # its draws are known by their ids
-        if several() and self._listens and not self._random:
+    def before_draw(self) -> None:
+        """Note the state of the generator, which must be another one on each rank."""
+        if several() and not self._random:
             self._random = _random_state(self.trainer.model)
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        with listen_to_temperature(model) as heard:
-            output = method(*args, **kwargs)
-        if self._listens:
-            self._temperature = next(reversed(heard), None)
-            self._safely(self._record_generation, model, args, kwargs, output)
-        return output
-
-    def _record_generation(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        ends = self._ends(kwargs.get("generation_config"))
-        try:
-            rows = read_generation(model, ends, args, kwargs, output)
-        except ValueError as error:
-            self._problems.append(str(error))
-            return
-        self._take([dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows])
 
     def _ends_in_padding(self, row: Row) -> bool:
         """Whether a completion was cut behind the padding's token, drawn as a word."""
         return bool(row.completion) and not row.ended and row.completion[-1] == pad_id(self.trainer)
-
-    def _ends(self, config: Any) -> frozenset[int]:
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        return ends_of(config, model, tokenizer_of(self.trainer))
-
-    def _score(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._library_scores = True
-        try:
-            return method(*args, **kwargs)
-        finally:
-            self._library_scores = False
 
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
@@ -462,6 +357,9 @@ class Recorder:
 
         Each row of a generation is used once before any is used again. What is no such row leaves a place open.
         """
+        # The ledger finds them by what the model read in the loss's forward passes, for it tells what was read. That
+        # would not do here: a row that the loss leaves out, or whose advantage is 0, counts where the loss is divided
+        # and is in no gradient, and of a compiled model no pass is read.
         micro, self._micros = self._micros, self._micros + 1
         ids = _ids_of(inputs)
         self._micro_rows = len(ids or ())
@@ -486,7 +384,7 @@ class Recorder:
             elif unused:
                 batch, place = unused[0]
                 batch.used.add(place)
-                self._problems.append("the step trains on a generation in more than one iteration")
+                self.problems.append("the step trains on a generation in more than one iteration")
             else:
                 self._open.append(micro)
                 self._again += bool(places)
@@ -520,7 +418,7 @@ class Recorder:
 
     # what is made of it
 
-    def _close_batch(self, asked: RewardCalls) -> None:
+    def take_rewards(self, asked: RewardCalls) -> None:
         """Put generation and rewards together."""
         count, number = len(asked.table[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
@@ -530,15 +428,21 @@ class Recorder:
         if any(len(values) != count for values in asked.table):
             problems.append("the reward functions returned different numbers of rewards")
         wrong, self._turns = self._turns, []
-        if len(drawn) != count:
-            drawn = self._find_drawn(drawn, asked, count)
-            if len(drawn) != count:
-                said = "the completions that reward functions were given are not those that were drawn"
-                problems += self._problems or [said]  # what was not recorded is the reason
+        places = self.find_draws(drawn, asked)
+        if None in places:
+            said = "the completions that reward functions were given are not those that were drawn"
+            problems += self.problems or [said]  # what was not recorded is the reason
         if problems:
             self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
             return
-        drawn = self._in_order(turns.pad_alike(drawn), asked)
+        ids, linked = asked.given("completion_ids"), list[Row]()
+        for place, row in enumerate(drawn[place] for place in places if place is not None):
+            own = tuple(ids[place]) if len(ids) == count != len(drawn) else row.completion
+            if row.completion != own and turns.goes_on(row, own):  # several turns are joined
+                row = dataclasses.replace(row, completion=own, ended=own[-1] in self.ends())
+                row = turns.with_draws(row, drawn)
+            linked.append(row)
+        drawn = turns.pad_alike(linked)
         self.last_call = drawn, asked
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
         if not several():
@@ -562,38 +466,13 @@ class Recorder:
     def _mixes(self, prompts: Sequence[Any]) -> bool:
         """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
 
-        A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
+        A rollout function may have given the prompts other words, and code of one's own may group otherwise.
         """
-        size, scores = group_size(self.trainer), getattr(type(self.trainer), self._compares, None)
-        compares = self._library_scores and getattr(scores, "__module__", "").startswith("trl.")
-        if size < 2 or not compares or self._rolls_out():
+        size = group_size(self.trainer)
+        if size < 2 or self.is_paired or self.scores_itself or self.rolls_out:
             return False
         groups = [list(map(str, prompts[place : place + size])) for place in range(0, len(prompts), size)]
         return all(len(set(group)) == size for group in groups)
-
-    @property
-    def scores_itself(self) -> bool:
-        """Whether code that is no library's draws, groups or scores completions: it may have an order of its own."""
-        kind = type(self.trainer)
-        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in _SCORING}
-        return bool(homes - {"trl", "transformers"}) and not self.algorithm.is_paired and not self._rolls_out()
-
-    def _in_order(self, drawn: list[Row], asked: RewardCalls) -> list[Row]:
-        """Return what was drawn in the order in which rewards were asked for.
-
-        A loop of one's own that draws for each prompt once, and then for each once more, may put those of a prompt
-        together behind it.
-        """
-        size, texts = group_size(self.trainer), asked.given("completions")
-        if not self.scores_itself or several() or len(drawn) % size or not self._other_texts(drawn, texts):
-            return drawn
-        prompts = len(drawn) // size
-        turned = [drawn[turn * prompts + place] for place in range(prompts) for turn in range(size)]
-        return drawn if self._other_texts(turned, texts) else turned
-
-    def _rolls_out(self) -> bool:
-        names = ("rollout_func", "tools", "environment_factory", "environments")
-        return any(getattr(self.trainer, name, None) for name in names)
 
     def _by_prompt(self, values: list[T]) -> list[T]:
         """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
@@ -602,35 +481,10 @@ class Recorder:
         half = len(values) // 2
         return [value for pair in zip(values[:half], values[half:]) for value in pair]
 
-    def _find_drawn(self, drawn: list[Row], asked: RewardCalls, count: int) -> list[Row]:
-        """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
-        left, found = dict(enumerate(drawn)), []
-        for number, ids in enumerate(asked.given("completion_ids")):
-            own = tuple(ids)
-            places = sorted(left, key=lambda place: place != number)  # in the order of the draws, if nothing is against
-            place = next((place for place in places if left[place].completion == own), None)
-            if place is None:  # the first of several turns; a later one is cut where a completion gets too long
-                place = next((place for place in places if own and turns.goes_on(left[place], own)), None)
-            if place is not None:
-                row = left.pop(place)
-                if row.completion != own:
-                    row = dataclasses.replace(row, completion=own, ended=own[-1] in self._ends(None))
-                    row = turns.with_draws(row, drawn)
-                found.append(row)
-        if len(found) == count:
-            return found
-        last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
-        same = len(asked.given("completions")) == count and not self._other_texts(last, asked.given("completions"))
-        return last if len(last) == count and same else []
-
-    def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
-        return other_texts(tokenizer_of(self.trainer), [row.completion for row in rows], texts)
-
     def _keep_old(self, known: int) -> None:
         """Keep the log-probabilities of new rows where a later step that is to be compared trains on them again."""
         args = self.trainer.args
-        lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
-        steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
+        steps = math.ceil(count_uses(args) / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
         used_again = steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1))
         penalized = self.algorithm.options(self.trainer).kl_in_reward and (used_again or self.wanted(now))
@@ -662,7 +516,7 @@ class Recorder:
         clipped = self._gradient and self.engine is None  # an engine clips within its step
         wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
         gradient = self._gradient or self._own_gradient()
-        problems = list(self._problems)
+        problems = list(self.problems)
         if loss_scale(self.trainer) != 1 and not all(bool(grad.isfinite().all()) for grad in gradient.values()):
             problems.append("the scaled gradient is too large for 16 bits, so that the optimizer leaves this step out")
         wrong += self._cast()
@@ -875,11 +729,6 @@ def loss_scale(trainer: Any) -> float:
     """Return what the loss is multiplied with before the backward pass, for numbers of 16 bits."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     return float(scaler.get_scale()) if scaler is not None else 1.0
-
-
-def pad_id(trainer: Any) -> int:
-    """Return the token id of the padding; 0 where the tokenizer names none."""
-    return getattr(tokenizer_of(trainer), "pad_token_id", None) or 0
 
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:

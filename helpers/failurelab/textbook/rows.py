@@ -128,29 +128,6 @@ def lay_out(row: Row, scoring: Scoring) -> Layout:
     return Layout(ids, attended, start, places, [min(max(source + scoring.shift, 0), last) for source in sources])
 
 
-def rows_of(
-    prompts: Sequence[Sequence[int]],
-    completions: Sequence[Sequence[int]],
-    rewards: Sequence[Sequence[float | None]],
-    groups: Sequence[int],
-    ends: Sequence[int],
-) -> list[Row]:
-    """Return the rows of a step that trains on all of one generation, in one micro-batch.
-
-    Args:
-        prompts: token ids of each row's prompt, without padding.
-        completions: token ids of each row; what follows the first end is cut off.
-        rewards: for each row, what each reward function returned.
-        groups: for each row, the number of its group.
-        ends: token ids that end a completion.
-    """
-    rows = []
-    for prompt, completion, given, group in zip(prompts, completions, rewards, groups, strict=True):
-        ids, ended = cut_at_end(completion, ends)
-        rows.append(Row(tuple(prompt), ids, ended, tuple(given), group))
-    return rows
-
-
 def cut_at_end(completion: Sequence[int], ends: Collection[int]) -> tuple[tuple[int, ...], bool]:
     """Return the ids up to the first end, with it, and whether there is one."""
     for place, token in enumerate(completion):

@@ -7,7 +7,10 @@ rounding allows, and no other one does; where several do, all are listed and non
 2. other scores of the right tokens: a pass of the definition for each,
 3. the right direction, or the opposite one, times a factor,
 4. other weights of the right scores, as they were read (`reading`): those of ranks, of other definitions, and of
-   micro-batches, groups, rows, or places in them (`weights`).
+   micro-batches or rows (`weights`).
+
+Only those mistakes have a name that a name was right of on scripts that its author had not seen, or that the registry
+knows. What else is wrong is found all the same, and told by its figures.
 """
 
 import dataclasses
@@ -24,12 +27,10 @@ from failurelab.textbook.gradient import Gradient, OutOfMemory, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
 from failurelab.textbook.reading import Pass
 from failurelab.textbook.rows import Row, Scoring
-from failurelab.textbook.together import DIVIDED, SUMMED, advantages_between, name_factors, tokens_of
+from failurelab.textbook.together import DIVIDED, SUMMED, tokens_of
 from failurelab.textbook.weights import (
-    FIRST,
-    LAST,
     NEARBY,
-    Weight,
+    Explanation,
     explain_weights,
     factors_of,
     merged,
@@ -64,14 +65,12 @@ class Suspect:
         line: which one of the kind.
         change: the function of the definition that is another one, by its name there.
         when: whether it can make a difference.
-        source: a thread or release that had it.
     """
 
     name: str
     line: str
     change: Mapping[str, Callable[..., Any]]
     when: When = lambda rows, options: True
-    source: str = ""
 
     def replace(self, definition: Definition) -> Definition:
         """Return a definition with this mistake in it."""
@@ -102,17 +101,17 @@ def _is_old(rows: Sequence[Row], options: Options) -> bool:
     return any(row.old_logps is not None for row in rows)
 
 
-_BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
-_FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
+_BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over (TRL #2708)
+_FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}  # TRL #2770
 SCORES = (
     Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1)),
-    Suspect("rows of the prompt", "", _scored(**_FRONT), source="TRL #2770"),
+    Suspect("rows of the prompt", "", _scored(**_FRONT)),
     Suspect("rows of the prompt", "without attention mask", _scored(**_FRONT | _BARE), _is_padded),
     Suspect("rows of the prompt", "without temperature", _scored(1.0, **_FRONT), _is_warm),
     Suspect("rows of the prompt", "without attention mask and temperature", _scored(1.0, **_FRONT | _BARE), _is_both),
-    Suspect(NO_MASK, "", _scored(**_BARE), _is_padded, "TRL #2708"),
-    Suspect("no attention mask and no temperature", "", _scored(1.0, **_BARE), _is_both, "trl 0.14"),
-    Suspect("temperature", "left out", _scored(1.0), _is_warm, "TRL #3029"),
+    Suspect(NO_MASK, "", _scored(**_BARE), _is_padded),
+    Suspect(NO_MASK, "and without temperature", _scored(1.0, **_BARE), _is_both),
+    Suspect("temperature", "left out", _scored(1.0), _is_warm),
     Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
     Suspect(
         "temperature",
@@ -122,16 +121,12 @@ SCORES = (
     ),
 )
 _OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
-ENDS = (  # a mask that the attention reads too; where the loss alone reads it, the weights tell
-    Suspect(FIRST, "", _scored(tokens="no first", mask_attends=True)),
-    Suspect(LAST, "", _scored(tokens="no last", mask_attends=True)),
+ENDS = (  # a mask that the attention reads too, or the loss alone
+    *(Suspect("first token left out", "", _scored(tokens="no first", mask_attends=both)) for both in (True, False)),
+    *(Suspect("last token left out", "", _scored(tokens="no last", mask_attends=both)) for both in (True, False)),
 )
 WEIGHTS = (  # of the right scores
     Suspect("no baseline", "the group's mean is not subtracted", {"advantages": lambda *given: _not_centered(*given)}),
-    *(
-        Suspect("loss_type", kind, {"divisor": lambda sizes, options, kind=kind: DIVISORS[kind](sizes, options)})
-        for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-    ),
     Suspect(
         "divided by the tokens of the generation",
         "",
@@ -139,8 +134,7 @@ WEIGHTS = (  # of the right scores
         lambda rows, options: (
             options.loss_type in ("dapo", "cispo") and len({(row.batch, row.micro is None) for row in rows}) > 1
         ),
-        "TRL #6024",
-    ),
+    ),  # TRL #6024
     *(
         Suspect("KL divergence", line, {"kl": kl}, lambda rows, options: bool(options.beta))
         for line, kl in {
@@ -197,17 +191,6 @@ class Fit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Explanation:
-    """What explains the gradient: the name, or None, and its line; a text; suspects beside it, and weights of rows."""
-
-    named: str | None = None
-    text: str = ""
-    line: str = ""
-    tried: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
-    weights: tuple[Weight, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Search:
     """The search for what explains one gradient.
 
@@ -249,9 +232,8 @@ class Search:
 
     @property
     def others(self) -> list[Suspect]:
-        """Other weights of the right scores that the algorithm may have, and several processes."""
-        known = WEIGHTS if self.definition.name == GRPO.name else _OF_RATIOS * (self.definition.together == 1)
-        return [*known, *self._between_ranks()]
+        """Other weights of the right scores that the algorithm may have."""
+        return [*(WEIGHTS if self.definition.name == GRPO.name else _OF_RATIOS * (self.definition.together == 1))]
 
     def explain(self, ours: Gradient, apart: Apart, tally: Tally) -> Explanation:
         """Return what explains the trainer's gradient.
@@ -321,12 +303,11 @@ class Search:
         apart, near = measure_apart(every, merged(right, step)), max(self.near, NEARBY)
         if not norm(read) or apart.distance <= near:
             return None
-        if self.ranks.count > 1:
-            factors = factors_of(read, right, [row.rank for row in step.rows], step)
-            left = {str(n): read[str(n)] - factors[row.rank] * right[str(n)] for n, row in enumerate(step.rows)}
-            name, line = name_factors(list(factors.values()), tokens_of(self.rows, self.options), self._is_one)
-            if name and norm(merged(left, step)) <= near * norm(every):
-                return Explanation(name, f"Named: {name}: {line}.")
+        ranks = [row.rank for row in step.rows] if self.ranks.count > 1 else []
+        factors = factors_of(read, right, ranks, step, near) if ranks else {}
+        of_ranks = self._of_ranks(list(factors.values())) if factors else Explanation()
+        if of_ranks.named:
+            return of_ranks
         tried = []
         for suspect in self.others:
             if suspect.when(self.rows, self.options):
@@ -334,20 +315,19 @@ class Search:
                 if measure_apart(other, merged(right, step)).distance > near:
                     tried.append(Fit(suspect.name, suspect.line, measure_apart(every, other)))
         tried.sort(key=lambda fit: fit.apart.distance)
-        if explanation := _choose(tried, apart.distance, near) or _with_factor(tried, near):
+        if explanation := _choose(tried, apart.distance, near):
             return explanation
-        found = explain_weights(read, right, step, near)
-        if found is None:
-            return None
-        text = f"Named: {found.name}: {found.line}." if found.name else f"Read: {found.line}."
-        return Explanation(found.name or None, text, weights=found.weights)
+        return of_ranks if of_ranks.text else explain_weights(read, right, step, near)
 
-    def _between_ranks(self) -> list[Suspect]:
-        """Return suspects that there are with several processes alone."""
-        if self.ranks.count == 1:
-            return []
-        functions = advantages_between(self.rows, self.definition)
-        return [Suspect(BETWEEN, line, {"advantages": own}) for line, own in functions]
+    def _of_ranks(self, factors: Sequence[float]) -> Explanation:
+        """Return what is said of ranks whose parts of the gradient are multiplied by numbers."""
+        told = ", ".join(f"{round(each, 3):.3g}" for each in factors)
+        line = f"the ranks' parts of the gradient are multiplied by {told}"
+        shares = [factor * count for factor, count in zip(factors, tokens_of(self.rows, self.options))]
+        if shares[0] and all(self._is_one(share / shares[0]) for share in shares):
+            name = "each rank divides by its own tokens"
+            return Explanation(name, f"Named: {name}: {line}.")
+        return Explanation(None, f"Read: {line}.")
 
     def _is_one(self, size: float) -> bool:
         return self.floor.holds(Apart(1.0, size, 0.0))
@@ -419,11 +399,13 @@ class Search:
         if self.definition.name == GRPO.name and self.options.max_completion_length != 1:
             # one that shows where completions differ in length, and not by a constant factor
             kind = "dapo" if self.options.loss_type in ("grpo", "sapo") else "grpo"
-            yield DIVIDED_OTHERWISE, [each for each in WEIGHTS if each.line == kind]
+            yield DIVIDED_OTHERWISE, [Suspect(DIVIDED_OTHERWISE, "", {"divisor": DIVISORS[kind]})]
         if self.ranks.count > 1:
             own = {"divisor": lambda sizes, options: sizes.rank_tokens}
             yield OWN_TOKENS, [Suspect(OWN_TOKENS, "", own, lambda rows, options: options.loss_type in BY_STEP)]
-            yield BETWEEN, self._between_ranks()
+            count = len(self.rows) // self.ranks.count
+            rolled = {"advantages": lambda *given: self.definition.advantages(*given).roll(count)}
+            yield BETWEEN, [Suspect(BETWEEN, "", rolled)]
 
     def _gradient_of(self, suspect: Suspect) -> Gradient | None:
         if not suspect.when(self.rows, self.options):
@@ -443,22 +425,8 @@ def _choose(tried: Sequence[Fit], nothing: float, near: float) -> Explanation | 
     return _say([fit for fit in tried if fit.apart.distance - best <= near], "gradient")
 
 
-def _with_factor(tried: Sequence[Fit], near: float) -> Explanation | None:
-    """Return the explanation that a suspect is multiplied by a constant."""
-    tried = sorted((fit for fit in tried if fit.apart.cosine > 0), key=lambda fit: _beside(fit.apart))
-    if not tried or _beside(tried[0].apart) > near:
-        return None
-    fits = [fit for fit in tried if _beside(fit.apart) - _beside(tried[0].apart) <= near]
-    return _say([dataclasses.replace(fit, factor=fit.apart.size) for fit in fits], "direction")
-
-
 def _say(fits: Sequence[Fit], same: str) -> Explanation:
-    """Return the explanation that some suspects fit, the best first: it is named where all are of its kind.
-
-    Of two mistakes at once ("... and ...") and one of them alone the simpler is said: the other one does not show here.
-    """
-    names = {fit.name for fit in fits}
-    fits = [fit for fit in fits if " and " not in fit.name or not any(part in fit.name for part in names - {fit.name})]
+    """Return the explanation that some suspects fit, the best first: it is named where all are of its kind."""
     if len({fit.name for fit in fits}) == 1:
         said = f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}."
         return Explanation(fits[0].name, said, line=fits[0].line)

@@ -5,13 +5,11 @@ Micro-batches of the ranks are micro-batches of their own: the gradient of all i
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from failurelab.textbook.algorithms import group_size
-from failurelab.textbook.definition import Definition, left_out
+from failurelab.textbook.definition import left_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.ranks import Ranks, fingerprint, is_spread, name_ranks
 from failurelab.textbook.recorder import Evidence
@@ -21,7 +19,6 @@ DRIFTED = "weights apart between ranks"
 OWN_GRADIENTS = "gradients not averaged over the ranks"
 SAME_PROMPTS = "the same prompts on every rank"
 SAME_NUMBERS = "the same random numbers on every rank"
-LEFT_OUT = "a rank left out"
 SUMMED = "summed over the ranks, and not averaged"
 DIVIDED = "divided by the number of ranks once too often"
 
@@ -141,53 +138,3 @@ def tokens_of(rows: Sequence[Row], options: Options) -> list[int]:
     return [
         sum(row.length() for row in trained if row.rank == rank) for rank in range(1 + max(row.rank for row in rows))
     ]
-
-
-def name_factors(factors: Sequence[float], tokens: Sequence[int], is_one: Callable[[float], bool]) -> tuple[str, str]:
-    """Return what is known by the factors of the ranks' parts of a gradient: a name, or "", and a line."""
-    told = f"the ranks' parts of the gradient are multiplied by {', '.join(f'{each:.3g}' for each in factors)}"
-    lost = [rank for rank, factor in enumerate(factors) if abs(factor) < 0.01]
-    rest = [factor for factor in factors if abs(factor) >= 0.01]
-    if lost and rest and all(is_one(factor / rest[0]) for factor in rest):
-        return LEFT_OUT, f"{name_ranks(lost)} has no part in the gradient: {told}"
-    shares = [factor * count for factor, count in zip(factors, tokens)]
-    if shares[0] and all(is_one(share / shares[0]) for share in shares):
-        return "each rank divides by its own tokens", told
-    return "", told
-
-
-def advantages_between(rows: Sequence[Row], definition: Definition) -> list[tuple[str, Callable[..., torch.Tensor]]]:
-    """Return what ranks may take for their rows' advantages, a line each and the function of the definition."""
-    places: dict[tuple[int, int], list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault((row.batch, row.rank), []).append(place)
-    count = 1 + max(row.rank for row in rows)
-    ranks = torch.tensor([row.rank for row in rows])
-    same = ranks[:, None] == ranks  # (R, R)
-    functions: list[tuple[str, Callable[..., torch.Tensor]]] = []
-
-    def taken(source: Callable[[int], int]) -> Callable[..., torch.Tensor] | None:
-        index = list(range(len(rows)))
-        for (batch, rank), own in places.items():
-            others = places.get((batch, source(rank)), [])
-            if len(others) != len(own):
-                return None
-            for place, other in zip(own, others):
-                index[place] = other
-        return lambda *given: definition.advantages(*given)[index]
-
-    for line, source in (
-        ("every rank takes those of rank 0's rows", lambda rank: 0),
-        ("every rank takes those of the next one's rows", lambda rank: (rank + 1) % count),
-        ("every rank takes those of the last one's rows", lambda rank: count - 1),
-    ):
-        function = taken(source)
-        if function is not None and (count > 2 or "last" not in line):
-            functions.append((line, function))
-    functions.append(
-        (
-            "groups and batch are those of a rank alone",
-            lambda rewards, group, batch, *more: definition.advantages(rewards, group & same, batch & same, *more),
-        )
-    )
-    return functions

@@ -9,7 +9,6 @@ from transformers.trainer_callback import TrainerCallback
 from failurelab.textbook.algorithms import no_textbook
 from failurelab.textbook.comparison import Comparison, compare_step
 from failurelab.textbook.fields import Options
-from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import Recorder
 
@@ -48,7 +47,7 @@ class Watch(TrainerCallback):
         if reason is not None:
             self.reports.append(Comparison("NOT CHECKED", reason))
             return self
-        self._recorder = recorder_of(self.trainer, self.steps.__contains__)
+        self._recorder = Recorder(self.trainer, self.steps.__contains__)
         self._recorder.attach()
         self.trainer.add_callback(self)
         self._attached.callback(self._recorder.detach)
@@ -75,14 +74,8 @@ class Watch(TrainerCallback):
 
     def _compare(self) -> None:
         if self._recorder is not None and self.trainer.state.global_step + 1 in self.steps:
-            self.reports.append(
-                compare_step(
-                    self.trainer,
-                    self._recorder.evidence(),
-                    with_suspects=self.with_suspects,
-                    variants=self.variants,
-                )
-            )
+            given: Any = {"with_suspects": self.with_suspects, "variants": self.variants}
+            self.reports.append(compare_step(self.trainer, self._recorder.evidence(), **given))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the step."""

@@ -1,8 +1,8 @@
-"""The weight that each row, and each place in the rows, was given, beside the one that it should have.
+"""The weight that each row was given, beside the one that it should have.
 
 `reading` has the loss's derivative by the log-probability of each token, and a pass of the definition has those that it
-should be. Where they differ by one factor for each rank, micro-batch, group or row, or at places of a kind alone, that
-is said; of rows in advantages, what the tokens' log-probabilities are multiplied by.
+should be. Where they differ by one factor for each rank, micro-batch or row, that is said; of rows in advantages, what
+the tokens' log-probabilities are multiplied by.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from failurelab.textbook.apart import norm
+from failurelab.textbook.apart import Apart, norm
 from failurelab.textbook.definition import Definition
 from failurelab.textbook.gradient import Step, Tally
 from failurelab.textbook.reading import Pass
@@ -23,8 +23,6 @@ MOST_TOLD = 12
 OFF = 0.05  # of the root mean square of the expected weights: what differs
 NEARBY = 0.03  # of the norm of all weights: what is the same, in numbers of 16 bits too
 WRONG_TOKENS = 0.05  # share of the tokens from which on others are scored than the definition's
-FIRST, LAST, PADDING = "first token left out", "last token left out", "padding is trained on"
-GIVEN = "the environment's tokens are trained on"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +44,13 @@ class Weight:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What explains weights: a name, or "", a line, and the weights of rows, where they say it."""
+class Explanation:
+    """What explains the gradient: the name, or None, and its line; a text; suspects beside it, and weights of rows."""
 
-    name: str
-    line: str
+    named: str | None = None
+    text: str = ""
+    line: str = ""
+    tried: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     weights: tuple[Weight, ...] = ()
 
 
@@ -146,7 +146,7 @@ def settle(read: Weights, slopes: Weights) -> Weights:
     return {name: torch.where(own.isnan(), slopes[name], own) for name, own in read.items()}
 
 
-def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NEARBY) -> Found | None:
+def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NEARBY) -> Explanation | None:
     """Return what weights differ by from those that they should be; None where it is not known.
 
     Args:
@@ -155,52 +155,46 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
         step: with the rows.
         near: what may be left over, of the norm of all.
     """
-    rows, size = step.rows, norm(merged(read, step))
-    for line, keys in (
-        ("micro-batch", [row.micro for row in rows]),
-        ("group", [(row.batch, row.group) for row in rows]),
-    ):
-        kinds = list(dict.fromkeys(keys))
-        factors = factors_of(read, slopes, keys, step)
-        left = {str(n): read[str(n)] - factors[key] * slopes[str(n)] for n, key in enumerate(keys)}
-        if 2 < 2 * len(kinds) <= len(rows) and norm(merged(left, step)) <= near * size:
-            told = _list(f"{factors[kind]:.3g}" for kind in kinds)
-            said = f"the rows of each {line} have their weight times {told}"
-            if line == "group":
-                return Found("scaling of the rewards" * (step.definition.together == 1), said)
-            dropped = _dropped(rows, factors)
-            return Found("one rank's batch dropped" if dropped else "accumulation", dropped or said)
-    return _of_rows(read, slopes, step, near) or _of_places(read, slopes, step, near)
+    micros, groups = [row.micro for row in step.rows], [(row.batch, row.group) for row in step.rows]
+    if told := _of_kinds(read, slopes, micros, step, near):
+        said = f"Named: accumulation: the rows of each micro-batch have their weight times {told}."
+        return Explanation("accumulation", said)
+    rows = _of_rows(read, slopes, step, near)
+    if (rows is None or not rows.named) and (told := _of_kinds(read, slopes, groups, step, near)):
+        return Explanation(None, f"Read: the rows of each group have their weight times {told}.")
+    return rows
 
 
-def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step) -> dict[Any, float]:
-    """Return what the weights of rows with the same key are multiplied by; `keys` has one for each row.
+def _of_kinds(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> str:
+    """Return what the weights of rows with the same key are multiplied by, in words; "" where it is not known."""
+    factors = factors_of(read, slopes, keys, step, near)
+    known = 2 < 2 * len(factors) <= len(keys)
+    return _list(f"{factor:.3g}" for factor in factors.values()) if known else ""
+
+
+def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> dict[Any, float]:
+    """Return what the weights of rows with the same key are multiplied by; nothing where this leaves much over.
 
     By rows of tokens of their own, where there are some: of the others it is not known which is which.
+
+    Args:
+        read: of all rows.
+        slopes: those that they should be.
+        keys: one for each row.
+        step: with the rows.
+        near: what may be left over, of the norm of all.
     """
     products, squares, alike = dict.fromkeys(keys, 0.0), dict.fromkeys(keys, 0.0), _alike(step)
     for number, key in sorted(enumerate(keys), key=lambda row: len(alike[row[0]])):
         if len(alike[number]) == 1 or not squares[key]:
             products[key] += float((read[str(number)] * slopes[str(number)]).sum())
             squares[key] += float(slopes[str(number)].square().sum())
-    return {key: products[key] / squares[key] if squares[key] else 1.0 for key in products}
+    factors = {key: products[key] / squares[key] if squares[key] else 1.0 for key in products}
+    left = {str(n): read[str(n)] - factors[key] * slopes[str(n)] for n, key in enumerate(keys)}
+    return factors if norm(merged(left, step)) <= near * norm(merged(read, step)) else {}
 
 
-def _dropped(rows: Sequence[Row], factors: Mapping[Any, float]) -> str:
-    """Return which ranks' micro-batches have no weight, where all others have theirs; "" where it is not so."""
-    ranks: dict[Any, int] = {row.micro: row.rank for row in rows}
-    lost = [micro for micro, factor in factors.items() if abs(factor) < OFF]
-    whole = all(abs(factor - 1) < OFF for factor in factors.values() if abs(factor) >= OFF)
-    if len(set(ranks.values())) < 2 or not lost or not whole:
-        return ""
-    own = [
-        f"{sorted(m for m in ranks if ranks[m] == ranks[micro]).index(micro) + 1} of rank {ranks[micro]}"
-        for micro in lost
-    ]
-    return f"micro-batch {_list(own)} has no weight"
-
-
-def _of_rows(read: Weights, slopes: Weights, step: Step, near: float) -> Found | None:
+def _of_rows(read: Weights, slopes: Weights, step: Step, near: float) -> Explanation | None:
     """Return the weights of rows, where each row's tokens have the right ones times a number."""
     usual = float(step.weights[step.weights > 0].mean()) if (step.weights > 0).any() else 1.0
     least = 1e-9 * max(float(own.abs().max()) for own in slopes.values())
@@ -233,43 +227,11 @@ def _of_rows(read: Weights, slopes: Weights, step: Step, near: float) -> Found |
             sources.append(source)
     if len(sources) == len(single) > 1:
         told = _list(str(n + 1) for n in single), _list(str(n + 1) for n in sources)
-        return Found("other rows' advantages", "rows {} were given the weights of rows {}".format(*told), weights)
+        name = "other rows' advantages"
+        said = f"Named: {name}: rows {told[0]} were given the weights of rows {told[1]}."
+        return Explanation(name, said, weights=weights)
     told_rows = [f"{weights[n].name} {given[n]:+.2f} where {means[n]:+.2f} is right" for n in off]
-    return Found("", f"rows have other weights: {'; '.join(told_rows[:4])}", weights)
-
-
-def _of_places(read: Weights, slopes: Weights, step: Step, near: float) -> Found | None:
-    """Return which places are left out, or trained on beside those that should be."""
-    left, added, lost = Weights(), dict[str, list[float]](), dict[str, list[float]]()
-    for number, row in enumerate(step.rows):
-        own, right = read[str(number)], slopes[str(number)].clone()
-        places = [place for place in range(len(row.completion)) if place not in row.given]
-        if not places or not right.any():
-            continue
-        usual = float(right[places].mean())
-        extra = {GIVEN: sorted(row.given), PADDING: list(range(len(row.completion), len(own)))}
-        for name, some in extra.items():
-            added.setdefault(name, []).extend((own[some] / usual).tolist() if usual else [])
-        for name, place in ((FIRST, places[0]), (LAST, places[-1])):
-            if len(places) > 1 and right[place]:
-                lost.setdefault(name, []).append(float(own[place] / right[place]))
-        left[str(number)] = own - right
-    names = [name for name, shares in lost.items() if _most(shares, 0.0)]
-    names += [name for name, shares in added.items() if _most(shares, 1.0)]
-    if len(names) != 1:
-        return None
-    (name,) = names
-    for number, row in enumerate(step.rows):
-        places = [place for place in range(len(row.completion)) if place not in row.given]
-        if str(number) in left:
-            ends = {FIRST: places[:1], LAST: places[-1:], GIVEN: sorted(row.given)}
-            left[str(number)][ends.get(name, list(range(len(row.completion), len(left[str(number)]))))] = 0
-    return Found(name, "of all rows") if norm(left) <= near * norm(read) else None
-
-
-def _most(shares: Sequence[float], value: float) -> bool:
-    """Return whether most places of a kind have a share of their row's weight."""
-    return bool(shares) and sum(abs(each - value) <= OFF for each in shares) > 0.5 * len(shares)
+    return Explanation(None, f"Read: rows have other weights: {'; '.join(told_rows[:4])}.", weights=weights)
 
 
 def _list(words: Any) -> str:

@@ -27,11 +27,13 @@ from failurelab.errors import raises_own
 from failurelab.failures import verdicts
 from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state, unseen, wrap_method
+from failurelab.textbook.algorithms import count_uses
+from failurelab.textbook.draws import pad_id
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import RanksApart, own_number
-from failurelab.textbook.recorder import MIXED, pad_id
+from failurelab.textbook.recorder import MIXED
 from failurelab.textbook.rows import Ids
-from failurelab.textbook.suspects import NO_GRADIENT
+from failurelab.textbook.suspects import NO_GRADIENT, NO_MASK
 from failurelab_preflight.finding import RELEASE, SCRIPT, Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
@@ -66,14 +68,13 @@ CUT_AWAY = (  # options that the cut training lacks, with which the gradient may
 )  # fmt: skip
 _OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
 _CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
-_WITHOUT_MASK = ("no attention mask", "no attention mask and no temperature")
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
     "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
     "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
     MIXED: "Let each prompt come num_generations times in a row, as trl's own sampler does; trl 0.15 repeats nothing "
     "of an IterableDataset: Dataset.from_list(list(rows)) is repeated.",
-    **dict.fromkeys(_WITHOUT_MASK, "trl 0.15 or later; or prompts of one length in a batch (TRL #2708)."),
+    NO_MASK: "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
 }
 _WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
 _BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
@@ -160,16 +161,14 @@ class StepJudge(TrainerCallback):
         return None
 
     def _uses_again(self) -> bool:
-        args = self.trainer.args
-        steps = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
-        return steps > args.gradient_accumulation_steps
+        return count_uses(self.trainer.args) > self.trainer.args.gradient_accumulation_steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         if callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
-        self._recorder = textbook.recorder_of(self.trainer, self._wanted)
+        self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
         if self._maker[0] or self._recorder.scores_itself:
@@ -341,7 +340,7 @@ class StepJudge(TrainerCallback):
         said = f"{f'{report.named}: ' if report.named else ''}step {report.step}: {report.reason}{where}"
         scaled = report.named in (_OF_GENERATION, _ACCUMULATION) and aligned and not changed
         cancels = self._cancels_size() and (scaled or (failure == "F15" and apart and report.floor.holds(apart)))
-        told = failure == "F15" or report.named in _WITHOUT_MASK  # what the registry says of a release
+        told = failure == "F15" or report.named == NO_MASK  # what the registry says of a release
         why = _CANCELS if cancels else forgiven(failure) if told and origin == RELEASE else ""
         said = f"{said.removesuffix('.')}; {why}" if why else said
         figures, place = _figures(report), self._place(own)
@@ -356,7 +355,7 @@ class StepJudge(TrainerCallback):
             evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
             yield Finding.held("F21", evidence, "; ".join(planted))
 
-        if failure != "F15" and ("temperature" in report.line or report.named == _WITHOUT_MASK[1]):
+        if failure != "F15" and "temperature" in report.line:
             said = f"step {report.step}: these scores lack the temperature too"
             why, known = f"told alone once {failure} is repaired", not changed and as_asked and bool(forgiven("F15"))
             yield Finding.suspected("F15", said, why, _REPAIRS["F15"], origin=RELEASE * known, mild=known)
@@ -392,9 +391,7 @@ class StepJudge(TrainerCallback):
         if named == _ACCUMULATION:
             stacks = [stack for stack in stacks if "transformers" in stack.versions]
         failure = "F20" if stacks else _FAILURES.get(named, "F21")
-        asked = (
-            failure != "F21" or named in _WITHOUT_MASK
-        )  # what the registry says of other mistakes is said of scripts
+        asked = failure != "F21" or named == NO_MASK  # what the registry says of other mistakes is said of scripts
         known = [stack for stack in of_release(failure) if stack.forgiven or not stack.only_own_code] if asked else []
         return failure, SCRIPT if changed else RELEASE if adds or stacks or known else ""
 

@@ -1,0 +1,257 @@
+"""What is drawn for a trainer, and what is paid for it: heard once, for the comparison of a step and for the ledger.
+
+Listened to, on one trainer, and given back when the listener is detached:
+
+- the policy's `generate`, an engine (`engines`), and the trainer's `rollout_func`: of calls within each other the
+  outermost one,
+- the ids behind which a rollout function's own code asks the policy for a token (`turns`),
+- the reward functions, a reward model, or a judge (`preferences`).
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from failurelab._unwrap import unwrap
+from failurelab.errors import attempt
+from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook import turns
+from failurelab.textbook.algorithms import group_size
+from failurelab.textbook.draws import (
+    RewardCalls,
+    ends_of,
+    listen_to_temperature,
+    other_texts,
+    pad_id,
+    read_generation,
+    tokenizer_of,
+)
+from failurelab.textbook.engines import Engine, engines_of, read_answers
+from failurelab.textbook.preferences import listen_to_preference
+from failurelab.textbook.rows import Ids, Row
+
+_MAKING = ("_generate", "_generate_single_turn")
+_SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
+
+
+class Listener:
+    """Hears what is drawn and what is paid; a subclass says what becomes of it, in the methods `take_...`.
+
+    Args:
+        trainer: that is listened to.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.problems: list[str] = []  # what could not be heard
+        self._attached = contextlib.ExitStack()
+        self._forget_draws()
+
+    def _forget_draws(self) -> None:
+        self._draws_now = self._rolls_out = False
+        self._drawn: list[Row] = []  # since rewards were asked for last
+        self._asked: turns.AskedContexts | None = None
+        self._paid = RewardCalls()  # functions that have answered, until all have
+
+    # what a subclass says
+
+    @property
+    def _listens(self) -> bool:
+        """Whether what is called now belongs to the training."""
+        return not is_unseen()
+
+    @property
+    def _pays(self) -> bool:
+        """Whether rewards that are asked for now do."""
+        return self._listens
+
+    def take_draws(self, drawing: Any, rows: list[Row], temperature: float | None) -> None:
+        """Take what one call drew: the policy, another model, or an engine, which is None."""
+        self._drawn += rows
+
+    def take_rollouts(self, output: dict[str, Any], contexts: set[Ids] | None) -> None:
+        """Take what a rollout function returned, and behind which ids it asked the policy by hand; None: not known."""
+
+    def take_rewards(self, asked: RewardCalls) -> None:
+        """Take the rewards of one call of all functions."""
+
+    def before_draw(self) -> None:
+        """Note what is to be known before `generate` is called."""
+
+    # listening
+
+    @property
+    def policy(self) -> Any:
+        """The model that is trained, without what accelerate puts around it."""
+        return self.trainer.accelerator.unwrap_model(self.trainer.model)
+
+    def listen(self) -> None:
+        """Begin to listen to draws and rewards."""
+        trainer, policy = self.trainer, self.policy
+        if callable(getattr(policy, "generate", None)):
+            self.wrap(policy, "generate", self.hear_generate)
+        for engine in engines_of(trainer, lambda text: list(tokenizer_of(trainer)(text)["input_ids"])):
+            self.wrap(engine.owner, engine.name, functools.partial(self._hear_engine, engine))
+        if getattr(trainer, "rollout_func", None) is not None:
+            self.wrap(trainer, "rollout_func", self._hear_rollout)
+            self._attached.callback(policy.register_forward_pre_hook(self._note_asked, with_kwargs=True).remove)
+        self.listen_to_rewards()
+
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Listen to a method until the listener is detached."""
+        self._attached.enter_context(wrap_method(owner, name, around, f"textbook: {name} recorded"))
+
+    def listen_to_rewards(self) -> None:
+        """Begin to listen to a trainer's reward functions, or its judge."""
+        functions, note = getattr(self.trainer, "reward_funcs", None), functools.partial(self._safely, self._note_paid)
+        if functions is None:  # Online DPO before it had any
+            self._attached.enter_context(listen_to_preference(self.trainer, note))
+            return
+        self._attached.enter_context(listen_to(functions, note))
+        for index, function in enumerate(functions):
+            if isinstance(function, nn.Module):
+                hook = function.register_forward_hook(functools.partial(self._note_model, index))
+                self._attached.callback(hook.remove)
+
+    def detach(self) -> None:
+        """Give everything back."""
+        self._attached.close()
+
+    def _safely(self, work: Callable[..., None], *args: Any) -> None:
+        """Do work of our own: after an error in it, what it concerns is not known."""
+        if problem := attempt(work, *args):
+            self.problems.append(problem)
+
+    def ends(self) -> frozenset[int]:
+        """Return the ids that end a completion, where a call names no others."""
+        return ends_of(self.policy, tokenizer_of(self.trainer))
+
+    # draws
+
+    def hear_generate(self, method: Callable[..., Any], *args: Any, drawing: Any = None, **kwargs: Any) -> Any:
+        """Call `generate` of the policy, or of another model, and take what it drew."""
+        if self._draws_now or not self._listens:
+            return method(*args, **kwargs)
+        self._asked = None  # its draws are known by their ids, and a later forward pass may score them
+        self.before_draw()
+        self._draws_now, drawing = True, self.policy if drawing is None else drawing
+        try:
+            with listen_to_temperature(drawing) as heard:
+                output = method(*args, **kwargs)
+        finally:
+            self._draws_now = False
+        self._safely(self._record_generation, drawing, args, kwargs, output, next(reversed(heard), None))
+        return output
+
+    def _record_generation(
+        self, drawing: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, temperature: float | None
+    ) -> None:
+        drawing = self.policy if unwrap(drawing) is unwrap(self.policy) else drawing
+        ends = ends_of(kwargs.get("generation_config"), drawing, tokenizer_of(self.trainer))
+        try:
+            rows = read_generation(drawing, ends, args, kwargs, output)
+        except ValueError as error:
+            self.problems.append(str(error))
+            return
+        self.take_draws(drawing, rows, temperature)
+
+    def _hear_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._draws_now or not self._listens:
+            return method(*args, **kwargs)
+        self._draws_now = True
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            self._draws_now = False
+        self._safely(self._record_answers, engine, method, args, kwargs, output)
+        return output
+
+    def _record_answers(self, engine: Engine, *called: Any) -> None:
+        multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
+        rows, temperature = read_answers(engine, called, self.ends(), multiple)
+        self.take_draws(self.policy if engine.owner is self.policy else None, rows, temperature)
+
+    def _hear_rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._listens:
+            return method(*args, **kwargs)
+        asked = self._asked = turns.AskedContexts(pad_id(self.trainer))
+        self._rolls_out = True
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            self._rolls_out, self._asked = False, None
+        self._safely(self.take_rollouts, output, asked.contexts)
+        return output
+
+    def _note_asked(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._asked is not None and not self._draws_now and not is_unseen():
+            self._safely(self._asked.note, args, kwargs)
+
+    # rewards
+
+    def _note_paid(self, index: int, args: Any, kwargs: dict[str, Any], rewards: Any) -> None:
+        if not self._pays:
+            return
+        self._paid.kwargs[index] = kwargs
+        self._paid.rewards[index] = [None if value is None else float(value) for value in rewards]
+        if len(self._paid.rewards) == len(getattr(self.trainer, "reward_funcs", None) or [None]):
+            asked, self._paid = self._paid, RewardCalls()
+            self.take_rewards(asked)
+
+    def _note_model(self, index: int, model: nn.Module, args: Any, output: Any) -> None:
+        self._safely(self._note_paid, index, (), {}, output.logits[:, 0].tolist())
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether two completions of each prompt are compared, all first ones before all second ones."""
+        return any(kind.__name__ == "OnlineDPOTrainer" for kind in type(self.trainer).__mro__)
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether completions come of a rollout function, of tools or of an environment."""
+        names = ("rollout_func", "tools", "environment_factory", "environments")
+        return any(getattr(self.trainer, name, None) for name in names)
+
+    @property
+    def scores_itself(self) -> bool:
+        """Whether code that is no library's draws, groups or scores completions: it may have an order of its own."""
+        return self._overrides(_SCORING) and not self.is_paired and not self.rolls_out
+
+    def _overrides(self, names: Sequence[str]) -> bool:
+        kind = type(self.trainer)
+        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in names}
+        return bool(homes - {"trl", "transformers"})
+
+    def find_draws(self, drawn: Sequence[Row], asked: RewardCalls) -> list[int | None]:
+        """Return which draw each completion is that is paid: in their order, by its ids, or by its text."""
+        count, size, texts = len(asked.table[0]), group_size(self.trainer), asked.given("completions")
+        if len(drawn) == count:
+            order = list(range(count))
+            # A loop of one's own that draws for each prompt once, and then for each once more, may put those of a
+            # prompt together behind it.
+            turned = [turn * (count // size) + place for place in range(count // size) for turn in range(size)]
+            own_order = self.scores_itself or self._overrides(_MAKING)
+            if own_order and not count % size and self._other_texts(drawn, texts):
+                order = order if self._other_texts([drawn[place] for place in turned], texts) else turned
+            return [*order]
+        left, found = dict(enumerate(drawn)), list[int | None]()
+        for number, ids in enumerate(asked.given("completion_ids")):
+            own = tuple(ids)
+            places = sorted(left, key=lambda place: place != number)  # in the order of the draws, if nothing is against
+            place = next((place for place in places if left[place].completion == own), None)
+            if place is None:  # the first of several turns; a later one is cut where a completion gets too long
+                place = next((place for place in places if own and turns.goes_on(left[place], own)), None)
+            left.pop(place, None)  # type: ignore[arg-type]
+            found.append(place)
+        if len(found) == count and None not in found:
+            return found
+        last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
+        if len(last) == count == len(texts) and not self._other_texts(last, texts):
+            return [*range(len(drawn) - count, len(drawn))]
+        return found if len(found) == count else [None] * count
+
+    def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
+        return other_texts(tokenizer_of(self.trainer), [row.completion for row in rows], texts)
