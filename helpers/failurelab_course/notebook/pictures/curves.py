@@ -46,7 +46,7 @@ def states(
     Args:
         name: of the file.
         cases: by label the case of its records, or the case and the era. A label begins with its state, such as
-            `popular fix: a cap`.
+            `popular fix: a cap`. The table compares all with the one that is healthy, or else repaired.
         alt: what the figure shows, as `notebook.show` wants it.
         by_hand: what the untrained model earns, as a level line.
         beside: another figure of the runs, and what its axis says: drawn in a second panel, with a logarithmic axis.
@@ -57,28 +57,29 @@ def states(
     """
     from matplotlib import pyplot
 
-    stored = records(name)
+    stored, shown = records(name), {}
     figure, panels = pyplot.subplots(1, 2 if beside else 1, squeeze=False, figsize=(9 if beside else 7.5, 3.6))
-    (axes, *others), shown = panels[0], {}
+    axes, *others = panels[0]
     for label, case in cases.items():
         wanted = (case,) if isinstance(case, str) else case
         runs = [record["figures"] for record in stored if (record["case"], record["era"])[: len(wanted)] == wanted]
         style = next((style for state, style in STYLES.items() if label.startswith(state)), None)
         if not runs or style is None:
             raise ValueError(f"{label!r} begins with no state of {', '.join(STYLES)}, or {name} has no case {case!r}")
-        _band(axes, runs[0]["steps"], [run["rewards"] for run in runs], style, label)
+        steps, rewards = runs[0]["steps"], [run["rewards"] for run in runs]
+        _band(axes, steps, rewards, style, label)
         for panel in others:
             _band(panel, None, [run[beside[0]] for run in runs if run[beside[0]]], style, label)
         after = [float(run["accuracy_after"]) for run in runs if "accuracy_after" in run]
-        shown[label] = Runs([run["rewards"][0] for run in runs], [run["rewards"][-1] for run in runs], after)
+        shown[label] = Runs([curve[0] for curve in rewards], [curve[-1] for curve in rewards], after)
     if by_hand is not None:
         axes.axhline(by_hand, color="0.5", ls="-", lw=1, label="by hand, before")
-    axes.set(xlabel="step", ylabel=f"{reward}, mean of {runs[0]['steps'][0]} steps", ylim=(0, None))
+    axes.set(xlabel="step", ylabel=f"{reward}, mean of {steps[0]} steps", ylim=(0, None))
     for panel in others:
         panel.set(xlabel="step", ylabel=beside[1], yscale="log")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     display.show(figure, alt)
-    display.verdict_table(*_table(shown, reward))
+    _compare(shown, reward)
     return shown
 
 
@@ -92,31 +93,26 @@ def place(runs: Sequence[float], healthy: Sequence[float]) -> str:
 def _band(axes: Any, steps: list[int] | None, runs: list[list[float]], style: tuple[str, str], label: str) -> None:
     """Draw the mean of runs, (seeds, places), and a band from the lowest to the highest."""
     places = list(zip(*runs))
-    steps = steps or list(range(1, len(places) + 1))
-    axes.plot(steps, [statistics.fmean(values) for values in places], color=style[0], ls=style[1], label=label)
-    axes.fill_between(
-        steps, [min(values) for values in places], [max(values) for values in places], color=style[0], alpha=0.15, lw=0
-    )
+    steps, (color, dash) = steps or list(range(1, len(places) + 1)), style
+    axes.plot(steps, list(map(statistics.fmean, places)), color=color, ls=dash, label=label)
+    axes.fill_between(steps, list(map(min, places)), list(map(max, places)), color=color, alpha=0.15, lw=0)
 
 
-def _table(shown: Mapping[str, Runs], reward: str) -> tuple[list[list[str]], list[str]]:
-    """Return rows and columns: how runs end, and where beside the last that is healthy (else repaired)."""
-    known = [label for label in shown if label.startswith("healthy")] or [
-        label for label in shown if label.startswith("repair")
+def _compare(shown: Mapping[str, Runs], reward: str) -> None:
+    """Show how the runs end, and where beside those that are healthy, or else repaired."""
+    measure = next((label for state in ("healthy", "repair") for label in shown if label.startswith(state)), "")
+    by_hand = any(runs.by_hand for runs in shown.values())
+    columns = ["runs", "seeds", f"{reward} at the end", *["by hand afterwards"] * by_hand]
+    rows = [
+        [label, str(len(runs.last)), _spread(runs.last), *[_spread(runs.by_hand)] * by_hand]
+        for label, runs in shown.items()
     ]
-    rows = []
-    for label, runs in shown.items():
-        row = [label, str(len(runs.last)), _spread(runs.last)]
-        if any(each.by_hand for each in shown.values()):
-            row.append(_spread(runs.by_hand) if runs.by_hand else "-")
-        if known:
-            row.append("" if label == known[-1] else place(runs.judged, shown[known[-1]].judged))
-        rows.append(row)
-    columns = ["runs", "seeds", f"{reward} at the end"]
-    if any(each.by_hand for each in shown.values()):
-        columns.append("by hand afterwards")
-    return rows, [*columns, *([f"beside “{known[-1]}”"] if known else [])]
+    if measure:
+        columns.append(f"beside “{measure}”")
+        for row in rows:
+            row.append("" if row[0] == measure else place(shown[row[0]].judged, shown[measure].judged))
+    display.verdict_table(rows, columns)
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+    return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
