@@ -84,6 +84,36 @@ def test_every_notebook_has_its_figures_asserted():
     assert sorted(path.stem for path in (HERE / "expected").glob("*.py")) == sorted(NAMES)
 
 
+# Where the runs of each story end beside healthy (else repaired) ones, a word for each line of the picture's table.
+ENDS = {
+    "01": "below below among -",
+    "02": "below below among -",
+    "03": "below among -",
+    "05": "below below - among",
+    "08": "below below among -",
+    "09": "below above -",
+    "10": "among below among -",
+    "11": "below below -",
+    "12": "below among among -",
+    "13": "above among among -",
+    "14": "below among -",
+}
+
+
+def test_the_stories_end_as_their_pages_say():
+    """The sentences beside each picture rest on these words; that they come out again is compared at each run."""
+    for notebook in course.notebooks():
+        outputs = [output.get("data", {}) for cell in notebook.code for output in cell.outputs]
+        tables = [data["text/plain"] for data in outputs if data.get("text/plain", "").startswith("runs  ")]
+        if notebook.name[:2] not in ENDS:
+            assert not tables, notebook.name
+            continue
+        lines = tables[-1].splitlines()[2:]
+        places = [re.search(r"(below|above) all of them$|(among) them$", line) for line in lines]
+        found = " ".join(place[1] or place[2] if place else "-" for place in places)
+        assert found == ENDS[notebook.name[:2]], (notebook.name, tables[-1])
+
+
 @pytest.mark.parametrize("notebook", course.notebooks(), ids=lambda each: each.name)
 def test_a_notebook_knows_where_it_measures(notebook):
     """No figure of a GPU, or of a simulation, is shown or recorded as the CPU's: set-up says what `auto` means.

@@ -22,8 +22,6 @@ def check(result):
     adam, sgd = (result.figures(case=f"notebook 08: {name}") for name in ("AdamW", "SGD"))
     assert adam["cosine"] > 0.999 and 0.98 < adam["size"] < 1.02
     assert sgd["cosine"] > 0.9999 and abs(sgd["size"] - 0.49) < 0.001
-    broken, faster, alone, newer = result.figures(case="notebook 08: curves")["judged"]
-    assert max(faster) < min(broken) and max(broken) < min(newer) < max(alone), (broken, faster, alone, newer)
     guards = result.figures(case="notebook 08: guards")
     assert len(guards["trl-0.14"]) == 1 and "no attention mask" in guards["trl-0.14"][0], guards
     assert guards["trl-0.15"] == [], guards

@@ -12,8 +12,6 @@ def check(result):
         assert healed["after"] > healed["before"] + 0.1
     found = result.figures(case="notebook 10: suspects")
     assert 0 < found["gap_first"] < 0.02
-    reloaded, uncorrected, repaired, healthy = found["by_hand"]  # three seeds each: the weights carried the old engine
-    assert max(uncorrected) < min(reloaded + repaired + healthy), found["by_hand"]
     assert found["old weights"] < found["nothing"] / 10
     for suspect in ("the format", "the temperature", "the neighbouring token"):
         assert found[suspect] > found["nothing"] / 3, suspect

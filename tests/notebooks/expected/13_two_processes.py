@@ -11,9 +11,6 @@ def check(result):
     assert "each rank divides by its own tokens" in broken["reason"], broken
     assert by_all["cosine"] > 0.999 and abs(by_all["size"] - 0.5) < 0.01, by_all
     assert "divided by the number of ranks once too often" in by_all["reason"], by_all
-    # The sums have few tokens, and count for more where each process divides by its own.
-    more, *others = result.figures(case="notebook 13: curves")["judged"]
-    assert min(more) > max(map(max, others)), (more, others)
     for healthy in (alone, repaired):
         assert healthy["cosine"] > 0.999 and abs(healthy["size"] - 1) < 0.01, healthy
 

@@ -10,9 +10,6 @@ def check(result):
     assert found["cosine"] < 0.9 and min(masked["cosine"], by_ids["cosine"]) > 0.999
     assert found["apart"] > 60 and masked["apart"] > 60 and by_ids["apart"] == 0
     assert figures["grad_norm"] == 0 < figures["kept_norm"]  # every completion counts as cut
-    # What it costs is read from the evidence, of five seeds, and not from one run.
-    as_found, by_text, repaired = figures["judged"]
-    assert max(as_found) < min(by_text + repaired), figures["judged"]
 
 
 # Wrong answers to the exercise: where ids that were drawn and ids that are scored part.
