@@ -19,7 +19,7 @@ help:
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
 	@echo "make verify    prove all labs in three states, and keep which passed in labs/verified.json"
-	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
+	@echo "make nightly   run the notebooks again: with four other seeds, with other models, and by nbval"
 	@echo "make faults    make faults happen for real: killed processes, full disks, bad networks (root for all)"
 	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
 	@echo "make goldens   what preflight and the guards answer, beside what was written down (PARTS=guards, ONLY=text)"

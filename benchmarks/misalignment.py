@@ -1,8 +1,9 @@
 """Learning curves of one run whose log-probabilities are right, or are other tokens', with nothing else changed.
 
 trl 0.14.0 asks for the last rows of logits by a name that transformers 4.48 knows and 4.52 swallows. The same run in
-both stacks: as released, and with the argument passed on by the name that the model knows. Prompts of equal length, for
-trl 0.14.0 passes no attention mask either (TRL #2708); a KL term, as its users had it. Five seeds each.
+both stacks: as released, at a quarter of the learning rate, and with the argument passed on by the name that the model
+knows. Prompts of equal length, for trl 0.14.0 passes no attention mask either (TRL #2708); a KL term, as its users had
+it. Five seeds each.
 
 Beside the reward: what the gradient has trained, as the mean log-probability of each right answer (with its end token)
 in its place, and at the first positions of the prompt, where the wrong run scores it.
@@ -19,7 +20,7 @@ import torch
 from failurelab import logits
 from failurelab_course.experiments import models, observe, trainers
 
-STEPS, SEEDS, BETA = 200, 5, 0.04
+STEPS, SEEDS, BETA, RATE = 200, 5, 0.04, 4e-4
 
 
 def as_trl_0_14(model, input_ids, attention_mask, completion_length):
@@ -64,14 +65,14 @@ def answers(model, tokenizer, rows) -> dict:
     }
 
 
-def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
+def run(seed: int, device: str, repaired: bool, **changes: float) -> tuple[str, dict]:
     """Train once; return the record's state and its metrics."""
     policy, tokenizer = models.load(device=device)
     rows = models.equal_length_rows(models.rows(), 4)
     if repaired:
         logits.repair(policy)
     before = answers(policy, tokenizer, rows) | probe(policy)
-    trainer = trainers.grpo(policy, tokenizer, steps=STEPS, seed=seed, beta=BETA, rows=rows)
+    trainer = trainers.grpo(policy, tokenizer, steps=STEPS, seed=seed, beta=BETA, rows=rows, **changes)
     trainer.train()
     after = answers(policy, tokenizer, rows)
     steps, rewards = trainers.curve(trainer)
@@ -110,13 +111,17 @@ def table_misalignment(folder: pathlib.Path) -> str:
 
 def main() -> None:
     """Train with every seed and record each curve."""
-    arguments = recording.begin(__doc__, seeds=SEEDS)
-    kinds = {"as released": False}
+    arguments = recording.begin(__doc__, seeds=SEEDS, only="")
+    kinds = {"as released": {"repaired": False}}
     if observe.era() != "trl-0.14":  # there the name is the right one
-        kinds["argument passed on"] = True
+        kinds["argument passed on"] = {"repaired": True}
+        kinds["a quarter of the rate"] = {"repaired": False, "learning_rate": RATE / 4}
     for seed in range(arguments.seeds):
-        for name, repaired in kinds.items():
-            state, metrics = run(seed, arguments.device, repaired)
+        for name, changes in kinds.items():
+            if not name.startswith(arguments.only):
+                continue
+            state, metrics = run(seed, arguments.device, **changes)
+            state = "wrong_fix" if "learning_rate" in changes else state
             observe.record("F3b", state, metrics, case=f"misalignment: {name}", seed=seed, device=arguments.device)
             ends = f"{metrics['rewards'][0]:.2f} -> {metrics['rewards'][-1]:.2f}"
             print(seed, name, state, ends, f"largest error {metrics['largest_error']:.2g} nats", flush=True)

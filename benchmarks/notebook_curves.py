@@ -1,8 +1,9 @@
 """Curves that notebooks 09 to 11 draw: the same run broken and healed, three seeds each.
 
 09: weights in bfloat16 and in float32, by learning rate.
-10: vLLM's sleep mode (a stand-in for vLLM), with the two lines that trl 0.28 to 1.9 had (TRL #5312), and without them.
-11: a reward that compares with the dataset's list instead of the batch's column.
+10: vLLM's sleep mode (a stand-in for vLLM), with the two lines that trl 0.28 to 1.9 had (TRL #5312), and without them,
+    and no sleep mode at all.
+11: a reward that compares with the dataset's list instead of the batch's column, also at ten times the learning rate.
 
 Eras: today.
 """
@@ -30,7 +31,6 @@ def measure(trainer, policy, tokenizer, window: int, prompts=None) -> dict:
     steps, rewards = trainers.curve(trainer, window=window)
     policy = policy.float()
     draws = [models.accuracy(policy, tokenizer, sampled=True, seed=draw, prompts=prompts) for draw in range(3)]
-    rewards = [round(reward, 4) for reward in rewards]
     rewards = [round(reward, 4) for reward in rewards]
     return {"steps": steps, "rewards": rewards, "accuracy_after": statistics.fmean(draws)}
 
@@ -84,7 +84,7 @@ def slept(block: Callable, options: dict, seed: int, device: str) -> dict:
     return figures | {"gaps": [round(gap, 4) for gap in gaps]}
 
 
-def rewarded(by_list: bool, seed: int, device: str) -> dict:
+def rewarded(by_list: bool, seed: int, device: str, rate: float = 2e-4) -> dict:
     """Train with a reward that compares with the column, or with the script's own list, by place."""
     policy, tokenizer = models.load(device=device)
     answers = [answer for _, answer in models.sums()]
@@ -98,7 +98,7 @@ def rewarded(by_list: bool, seed: int, device: str) -> dict:
         tokenizer,
         steps=60,
         seed=seed,
-        learning_rate=2e-4,
+        learning_rate=rate,
         prompts_per_step=8,
         num_generations=8,
         reward=correct,
@@ -115,12 +115,14 @@ def cases() -> Iterator[tuple[str, str, Callable[[int, str], dict]]]:
     ways = {
         "sleep mode, trl 0.28 to 1.9": (vllm_stand_in.reload_at_each_call, {sleeps: True}),
         "sleep mode": (contextlib.nullcontext, {sleeps: True}),
+        "no sleep mode": (contextlib.nullcontext, {}),
         "no importance weights": (vllm_stand_in.reload_at_each_call, {sleeps: True, corrects: False}),
     }
     for name, (block, options) in ways.items():
         yield "F16", f"10: {name}", lambda seed, device, b=block, o=options: slept(b, o, seed, device)
-    for name, by_list in {"answers, the list": True, "answer, the column": False}.items():
-        yield "F14", f"11: {name}", lambda seed, device, by_list=by_list: rewarded(by_list, seed, device)
+    rewards = {"answers, the list": (True, 2e-4), "answers, ten times the rate": (True, 2e-3)}
+    for name, (by_list, rate) in (rewards | {"answer, the column": (False, 2e-4)}).items():
+        yield "F14", f"11: {name}", lambda seed, device, b=by_list, r=rate: rewarded(b, seed, device, r)
 
 
 def main() -> None:

@@ -9,21 +9,42 @@ import pathlib
 import frames
 import recording
 import torch
+import transformers
 from peft import LoraConfig
 
 from failurelab import gradients
-from failurelab_course.experiments import models, observe, shapes, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 DTYPES = ("float32", "bf16 autocast", "bf16 weights")
 KINDS = ("off", "reentrant", "non-reentrant")
 ADAPTER = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
+def as_llama(qwen2: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Return the same weights, and the same function, in the Llama class: a Qwen2 has biases on query, key and value.
+
+    Reports name Qwen2, and are of that family alone only where the same weights do not fail in another one's code.
+    """
+    config = qwen2.config
+    kept = {name: value for name, value in config.to_dict().items() if name in transformers.LlamaConfig().to_dict()}
+    kept |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": True}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**kept))
+    for layer in llama.model.layers:
+        layer.self_attn.o_proj.bias = None  # which attention_bias adds, and Qwen2 lacks
+    llama.load_state_dict(qwen2.state_dict())
+    llama.generation_config = qwen2.generation_config
+    ids = torch.arange(20, 26, device=qwen2.device)[None]
+    llama = llama.to(qwen2.device).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(llama(ids).logits, qwen2(ids).logits, atol=2e-5, rtol=1e-5)
+    return llama
+
+
 def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
     """Train three steps, and return which tensors a gradient reached, and what was raised."""
     policy, tokenizer = models.load(device=device)
     if family == "Llama":
-        policy = shapes.as_llama(policy)
+        policy = as_llama(policy)
     if dtype == "bf16 weights":
         policy = policy.to(torch.bfloat16)
     trainer = trainers.grpo(

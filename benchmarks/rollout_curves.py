@@ -1,7 +1,8 @@
 """Learning curves of a run that is broken twice: frozen embeddings and generation under checkpointing.
 
 Healthy without checkpointing; broken with it; each repair alone; both repairs. And notebook 02's script, which freezes
-nothing, broken and repaired; and notebook 03's, a LoRA adapter, which is repaired in its gradients alone, and in both.
+nothing, broken, with the other kind of checkpointing, and repaired; and notebook 03's, a LoRA adapter, which is
+repaired in its gradients alone, and in both; each of them without checkpointing, too.
 Three seeds each.
 
 Eras: trl-0.14.
@@ -22,17 +23,22 @@ RUNS = {
     "curve: rollouts repaired": ("wrong_fix", True, True, False, True),
     "curve: both repaired": ("right_fix", True, True, True, True),
     "notebook 02: broken": ("broken", False, True, False, False),
+    "notebook 02: reentrant": ("wrong_fix", False, True, False, False),
     "notebook 02: repaired": ("right_fix", False, True, False, True),
+    "notebook 02: checkpointing off": ("healthy", False, False, False, False),
     "notebook 03: gradients repaired": ("wrong_fix", True, True, True, False),
     "notebook 03: both repaired": ("right_fix", True, True, True, True),
+    "notebook 03: checkpointing off": ("healthy", True, False, False, False),
 }
 
 
 def main() -> None:
-    """Train every run with every seed and record its curve."""
-    arguments = recording.begin(__doc__, seeds=3)
+    """Train every run with every seed, or the cases that end as `--only` says, and record its curve."""
+    arguments = recording.begin(__doc__, seeds=3, only="")
     for seed in range(arguments.seeds):
         for case, (state, frozen, checkpointing, gradient, rollout) in RUNS.items():
+            if not case.endswith(arguments.only):
+                continue
             policy, tokenizer = models.load(device=arguments.device)
             policy.get_input_embeddings().requires_grad_(not frozen)
             before = models.accuracy(policy, tokenizer, sampled=True)
@@ -49,7 +55,7 @@ def main() -> None:
                 else None,
                 learning_rate=2e-3 if lora else None,
                 gradient_checkpointing=checkpointing,
-                gradient_checkpointing_kwargs={"use_reentrant": frozen},
+                gradient_checkpointing_kwargs={"use_reentrant": frozen or case.endswith("reentrant")},
             )
             if rollout:
                 trainer.generation_config.use_cache = False

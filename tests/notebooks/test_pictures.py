@@ -107,9 +107,35 @@ def test_a_hook_goes_also_where_the_pass_fails():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_curves_come_from_the_evidence_by_label(shown):
-    rewards = curves.curves("rollout_curves", {"cut off": "curve: broken"}, 0.4, "A title", "three broken runs")
-    assert list(rewards) == ["cut off"] and len(rewards["cut off"]) == 3 and shown[0][0] == ["A title"]
+def test_states_are_read_from_the_evidence_with_their_spread(words, capsys):
+    cases = {"broken": "curve: broken", "repair: both": "curve: both repaired"}
+    runs = curves.states("rollout_curves", cases | {"healthy": "curve: checkpointing off"}, "three states", by_hand=0.4)
+    assert list(runs) == ["broken", "repair: both", "healthy"] and {len(each.last) for each in runs.values()} == {3}
+    assert max(runs["broken"].last) < 0.4 < min(runs["healthy"].by_hand)
+    assert {"broken", "repair: both", "healthy", "by hand, before"} == set(words)
+    broken, repaired, healthy = capsys.readouterr().out.splitlines()[2:]
+    assert broken.endswith("below all of them") and repaired.endswith("among them") and healthy.endswith(")")
+
+
+def test_runs_of_one_case_are_told_apart_by_their_era(words, capsys):
+    case = "misalignment: as released"
+    cases = {"broken": (case, "trl-0.14-tf-4.52"), "healthy": (case, "trl-0.14")}
+    runs = curves.states("misalignment", cases, "two stacks")
+    assert max(runs["broken"].last) < 0.5 < min(runs["healthy"].last)
+    assert "below all of them" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cases", [{"mended": "curve: broken"}, {"broken": "no such case"}])
+def test_a_state_that_is_none_or_has_no_run_is_refused(cases, words):
+    with pytest.raises(ValueError, match="begins with no state"):
+        curves.states("rollout_curves", cases, "three states")
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"), [([1, 2], "below all of them"), ([1, 3], "among them"), ([6, 7], "above all of them")]
+)
+def test_a_run_counts_as_apart_only_where_no_seed_overlaps(runs, said):
+    assert curves.place(runs, [3, 5]) == said
 
 
 def test_a_toy_is_broken_as_it_says():

@@ -27,9 +27,6 @@ def check(result):
     found = result.figures(case="notebook 03")
     assert {name: found[name] for name in RUNS} == RUNS
     assert found["traces"] == TRACES and found["today"] == TODAY, found
-    # The story ends on the reward: with the hook alone it stays below what the model earns by hand.
-    hook, both = found["last"]
-    assert max(hook) < 0.4 < 0.55 < min(both), found["last"]
 
 
 # Wrong answers to the exercise: where a training step loses its gradient.

@@ -11,7 +11,7 @@ def check(result):
         assert healed["last"] > healed["first"] + 0.08 and healed["gap"] < 0.02
         assert healed["after"] > healed["before"] + 0.1
     found = result.figures(case="notebook 10: suspects")
-    assert 0 < found["gap_first"] < 0.02 and max(found["uncorrected"]) < broken["after"] - 0.03
+    assert 0 < found["gap_first"] < 0.02
     assert found["old weights"] < found["nothing"] / 10
     for suspect in ("the format", "the temperature", "the neighbouring token"):
         assert found[suspect] > found["nothing"] / 3, suspect

@@ -1,38 +1,118 @@
-"""Learning curves that a benchmark has kept, a line for each seed."""
+"""The figure of every story: one run broken, with the popular fix, repaired and healthy, as a benchmark has kept it.
 
-import json
-from collections.abc import Mapping
+Each is a mean over its seeds, and a band from the lowest to the highest. Whether a run is healed is read from here, and
+never from the one run of a page.
+"""
 
-from failurelab_course import eras
-from failurelab_course.notebook import display as notebook
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from failurelab_course.notebook import display, records
+
+# Colour and dash of a state in all notebooks: a label begins with its state.
+STYLES = {
+    "broken": ("#D55E00", "--"),
+    "popular fix": ("#CC79A7", ":"),
+    "repair": ("#0072B2", "-"),
+    "healthy": ("#009E73", "-."),
+}
 
 
-def curves(name: str, cases: Mapping[str, str], by_hand: float, title: str, alt: str) -> dict[str, list[list[float]]]:
-    """Show runs of `evidence/cpu/NAME.json`; return their rewards, a list for each seed, by label.
+class Runs(NamedTuple):
+    """Runs that differ in their seeds alone: what each earns first and last, and by hand afterwards (or nothing)."""
+
+    first: list[float]
+    last: list[float]
+    by_hand: list[float]
+
+    @property
+    def judged(self) -> list[float]:
+        """What the runs are compared by: what the models do by hand, where that was measured."""
+        return self.by_hand or self.last
+
+
+def states(
+    name: str,
+    cases: Mapping[str, str | tuple[str, str]],
+    alt: str,
+    *,
+    by_hand: float | None = None,
+    beside: tuple[str, str] | None = None,
+    reward: str = "reward",
+) -> dict[str, Runs]:
+    """Show runs of `evidence/cpu/NAME.json`, and a table of how they end; return them by label.
 
     Args:
         name: of the file.
-        cases: by label the case of its records; drawn in this order, each in a colour and a dash of its own.
+        cases: by label the case of its records, or the case and the era. A label begins with its state, such as
+            `popular fix: a cap`. The table compares all with the one that is healthy, or else repaired.
+        alt: what the figure shows, as `notebook.show` wants it.
         by_hand: what the untrained model earns, as a level line.
-        title: of the figure.
-        alt: what it shows, as `notebook.show` wants it.
+        beside: another figure of the runs, and what its axis says: drawn in a second panel, with a logarithmic axis.
+        reward: what the reader's own metric is called.
+
+    Raises:
+        ValueError: a label begins with no state, or the file has no run of a case.
     """
     from matplotlib import pyplot
 
-    text = (eras.root() / "evidence" / "cpu" / f"{name}.json").read_text(encoding="utf-8")
-    records = json.loads(text)["records"]
-    figure, axes = pyplot.subplots()
-    axes.axhline(by_hand, color="0.5", ls="-", label="by hand, before training")
-    rewards: dict[str, list[list[float]]] = {}
-    for (label, case), dash in zip(cases.items(), ("-", "--", "-.", ":")):
-        runs = [record["figures"] for record in records if record["case"] == case]
-        rewards[label] = [run["rewards"] for run in runs]
-        for run in runs:
-            axes.plot(
-                run["steps"], run["rewards"], f"{dash}C{len(rewards) - 1}", label=None if run is not runs[0] else label
-            )
-    axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, 0.85))
-    axes.set_title(title)
-    axes.legend(loc="upper left", ncols=2)
-    notebook.show(figure, alt)
-    return rewards
+    stored, shown = records(name), {}
+    figure, panels = pyplot.subplots(1, 2 if beside else 1, squeeze=False, figsize=(9 if beside else 7.5, 3.6))
+    axes, *others = panels[0]
+    for label, case in cases.items():
+        wanted = (case,) if isinstance(case, str) else case
+        runs = [record["figures"] for record in stored if (record["case"], record["era"])[: len(wanted)] == wanted]
+        style = next((style for state, style in STYLES.items() if label.startswith(state)), None)
+        if not runs or style is None:
+            raise ValueError(f"{label!r} begins with no state of {', '.join(STYLES)}, or {name} has no case {case!r}")
+        steps, rewards = runs[0]["steps"], [run["rewards"] for run in runs]
+        _band(axes, steps, rewards, style, label)
+        for panel in others:
+            _band(panel, None, [run[beside[0]] for run in runs if run[beside[0]]], style, label)
+        after = [float(run["accuracy_after"]) for run in runs if "accuracy_after" in run]
+        shown[label] = Runs([curve[0] for curve in rewards], [curve[-1] for curve in rewards], after)
+    if by_hand is not None:
+        axes.axhline(by_hand, color="0.5", ls="-", lw=1, label="by hand, before")
+    axes.set(xlabel="step", ylabel=f"{reward}, mean of {steps[0]} steps", ylim=(0, None))
+    for panel in others:
+        panel.set(xlabel="step", ylabel=beside[1], yscale="log")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    display.show(figure, alt)
+    _compare(shown, reward)
+    return shown
+
+
+def place(runs: Sequence[float], healthy: Sequence[float]) -> str:
+    """Return where runs end beside healthy ones; a few seeds can say no more than that."""
+    if max(runs) < min(healthy):
+        return "below all of them"
+    return "above all of them" if min(runs) > max(healthy) else "among them"
+
+
+def _band(axes: Any, steps: list[int] | None, runs: list[list[float]], style: tuple[str, str], label: str) -> None:
+    """Draw the mean of runs, (seeds, places), and a band from the lowest to the highest."""
+    places = list(zip(*runs))
+    steps, (color, dash) = steps or list(range(1, len(places) + 1)), style
+    axes.plot(steps, list(map(statistics.fmean, places)), color=color, ls=dash, label=label)
+    axes.fill_between(steps, list(map(min, places)), list(map(max, places)), color=color, alpha=0.15, lw=0)
+
+
+def _compare(shown: Mapping[str, Runs], reward: str) -> None:
+    """Show how the runs end, and where beside those that are healthy, or else repaired."""
+    measure = next((label for state in ("healthy", "repair") for label in shown if label.startswith(state)), "")
+    by_hand = any(runs.by_hand for runs in shown.values())
+    columns = ["runs", "seeds", f"{reward} at the end", *["by hand afterwards"] * by_hand]
+    rows = [
+        [label, str(len(runs.last)), _spread(runs.last), *[_spread(runs.by_hand)] * by_hand]
+        for label, runs in shown.items()
+    ]
+    if measure:
+        columns.append(f"beside “{measure}”")
+        for row in rows:
+            row.append("" if row[0] == measure else place(shown[row[0]].judged, shown[measure].judged))
+    display.verdict_table(rows, columns)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
