@@ -293,3 +293,9 @@ def test_which_draw_a_completion_is_that_is_paid(case, tokenizer):
     given = {"completions": texts.split()} | ({"completion_ids": encode(ids)} if ids else {})
     rows = [Row((5,), own, False) for own in encode(drawn)]
     assert heard.find_draws(rows, RewardCalls({0: given}, {0: [0.0] * len(places)})) == places
+
+
+def test_a_picture_says_what_it_shows(model, tokenizer, tmp_path):
+    ledger = keep(trainer(changed(model, other_token), tokenizer, tmp_path))
+    shown = ledger._repr_html_()
+    assert 'role="img"' in shown and "in 0 of them" not in shown and 'title="foreign"' in shown

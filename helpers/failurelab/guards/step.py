@@ -69,7 +69,7 @@ class StepGuard(Guard):
             self._could_not_check("; ".join(reasons))
             return
         self._first = state.global_step + 1
-        recorder = textbook.Recorder(trainer, self._wanted)
+        recorder = textbook.recorder_of(trainer, self._wanted)
         self._listening.callback(recorder.detach)
         recorder.attach()
         try:

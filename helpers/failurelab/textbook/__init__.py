@@ -19,6 +19,7 @@ from failurelab.textbook.definition_rloo import RLOO
 from failurelab.textbook.fields import NOT_HERE, Options, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.ledger import Ledger, ledger
+from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, Scoring
 from failurelab.textbook.scores import without_adapters
@@ -48,6 +49,7 @@ __all__ = [
     "expected_gradient",
     "ledger",
     "no_textbook",
+    "recorder_of",
     "unlisted",
     "why_not_here",
     "without_adapters",

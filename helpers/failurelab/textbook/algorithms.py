@@ -67,10 +67,18 @@ def _of_online_dpo(trainer: Any, options: Options) -> dict[str, Any]:
     return {"beta": float(beta), "temperature": 1.0, "asked_temperature": options.temperature}
 
 
+def _of_async_grpo(trainer: Any, options: Options) -> dict[str, Any]:
+    """A mean over all tokens of the step, with the ratio to what drew them; no KL divergence."""
+    return {"loss_type": "dapo", "scale_rewards": "none", "beta": 0.0}
+
+
+# Rewards of a row are the advantage that the queue gave it.
+QUEUED = dataclasses.replace(GRPO, advantages=lambda rewards, *_: rewards.nansum(1))
 ALGORITHMS: Mapping[str, Algorithm] = {
     "GRPOTrainer": Algorithm(GRPO),
     "RLOOTrainer": Algorithm(RLOO, not_here=_NOT_HERE, change=_of_rloo),
     "OnlineDPOTrainer": Algorithm(ONLINE_DPO, tuple(PREFERENCES), _NOT_HERE, _of_online_dpo),
+    "AsyncGRPOTrainer": Algorithm(QUEUED, change=_of_async_grpo),
 }
 
 

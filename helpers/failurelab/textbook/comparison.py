@@ -209,7 +209,7 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
+            with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
@@ -260,6 +260,7 @@ class _Comparer:
         asked = algorithm.options(trainer, evidence.temperature)
         self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
         self.rows, self.passes, self.losses = evidence.rows, evidence.passes, evidence.losses
+        self.believed = evidence.believed
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -463,6 +464,7 @@ class _Comparer:
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
+        yield from self.believed
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]

@@ -79,6 +79,13 @@ _NO_EFFECT += """
 """
 
 
+# Of AsyncGRPO: how completions come, and not what is made of them.
+_NO_EFFECT += """
+    dtype fork_threshold_tokens heartbeat_stale_after_s max_inflight_tasks max_staleness queue_maxsize request_timeout
+    token_budget weight_sync_steps weight_sync_timeout
+"""
+
+
 IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.split())
 
 

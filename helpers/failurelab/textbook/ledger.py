@@ -2,7 +2,7 @@
 
     with textbook.ledger(trainer) as ledger:
         trainer.train()
-    print(ledger)                  # the checks
+    print(ledger)                  # the checks; in a notebook `ledger` alone draws the tokens
     ledger.table("trained")        # rows for a DataFrame; also "draws" and "paid"
 
 A policy gradient is right only for tokens that the policy drew, scored behind the ids that they were drawn behind. Text
@@ -19,6 +19,7 @@ The figures made of these three are in `balance`.
 
 import functools
 import hashlib
+import html
 import itertools
 import math
 from collections import Counter
@@ -59,6 +60,7 @@ ENGINE = "an engine"
 _LIBRARIES = ("trl", "transformers")
 _MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
 _GROUPING = ("_generate_and_score_completions", "_prepare_inputs", "compute_loss", "training_step")
+_COLORS = {"drawn": "#cfe3f1", "asked": "#cfe3f1", "moved": "#fbdcc4", "foreign": "#f3b8b0", "padding": "#dddddd"}
 
 
 class Ledger(Listener, TrainerCallback):
@@ -303,6 +305,35 @@ class Ledger(Listener, TrainerCallback):
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.checks), *(f"not known: {line}" for line in dict.fromkeys(self.problems))])
+
+    def strip(self, rows: int = 4) -> list[tuple[list[str], list[tuple[str, str]]]]:
+        """Return a few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
+        tables, tokenizer = self.tables, tokenizer_of(self.trainer)
+        states, draws = tables.states, {draw.number: draw for draw in self.draws}
+        shown = sorted(range(len(states)), key=lambda place: all(each == "drawn" for each, _ in states[place]))
+        strips = []
+        for place in shown[:rows]:
+            row, own = tables.trained[place], states[place]
+            number = next((draw for _, draw in own if draw is not None), None)
+            drawn = [] if number is None else [tokenizer.decode([token]) for token in draws[number].tokens]
+            marked = [(tokenizer.decode([token.token]), state) for token, (state, _) in zip(row.tokens, own)]
+            strips.append((drawn, marked))
+        return strips
+
+    def _repr_html_(self) -> str:
+        lines, apart = [], 0
+        for drawn, trained in self.strip():
+            apart += any(state not in ("drawn", "asked") for _, state in trained)
+            for name, tokens in (("drawn", [(token, "drawn") for token in drawn]), ("trained", trained)):
+                cells = "".join(
+                    f'<td style="background:{_COLORS[state]};color:#111;border:1px solid #333;padding:1px 4px" '
+                    f'title="{state}">{html.escape(repr(token)[1:-1])}</td>'
+                    for token, state in tokens
+                )
+                lines.append(f"<tr><th>{name}</th>{cells}</tr>")
+        alt = f"Tokens drawn beside tokens trained, of {len(lines) // 2} rows; in {apart} of them they differ."
+        checks = "<br>".join(html.escape(str(each)) for each in self.checks)
+        return f'<div role="img" aria-label="{alt}"><table>{"".join(lines)}</table></div><p>{checks}</p>'
 
 
 ledger = Ledger  # `with textbook.ledger(trainer) as ledger: trainer.train()`

@@ -62,9 +62,11 @@ class Evidence:
         ranks: this process among those that train together.
         part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
             trainer something else; None where it is not known.
+        within: gives a block in which the model takes a row by itself.
         passes: of the loss, with the weights of their tokens; none where these cannot be read.
         unknown: why a gradient that is right for these rows is not held; "" if it is.
         losses: of micro-batches, where the script changes them: the library's, or its own if there is none.
+        believed: what was taken at its word, a line each.
     """
 
     rows: list[Row]
@@ -76,9 +78,11 @@ class Evidence:
     random: list[int] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
     part: Gradient | None = None
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     passes: Sequence[Pass] = ()
     unknown: str = ""
     losses: Sequence[float] | None = None
+    believed: Sequence[str] = ()
 
 
 @dataclasses.dataclass

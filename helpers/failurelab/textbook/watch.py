@@ -9,6 +9,7 @@ from transformers.trainer_callback import TrainerCallback
 from failurelab.textbook.algorithms import no_textbook
 from failurelab.textbook.comparison import Comparison, compare_step
 from failurelab.textbook.fields import Options
+from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import Recorder
 
@@ -47,7 +48,7 @@ class Watch(TrainerCallback):
         if reason is not None:
             self.reports.append(Comparison("NOT CHECKED", reason))
             return self
-        self._recorder = Recorder(self.trainer, self.steps.__contains__)
+        self._recorder = recorder_of(self.trainer, self.steps.__contains__)
         self._recorder.attach()
         self.trainer.add_callback(self)
         self._attached.callback(self._recorder.detach)
