@@ -29,7 +29,7 @@ help:
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them; NAME=02 for one"
 	@echo "make evidence  run the benchmarks into evidence/cpu (ONLY=names, DEVICE=cuda, OUT=folder), and the tables from it"
-	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baseline for rldoctor too)"
+	@echo "make runs-corpus  diagnose runs whose cause is known (a minute)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight, with repairs tried (hours)"
 	@echo "make gpu       all that has a GPU tier, on this card, into evidence/NAME (NAME=h100, PART=3, PYTHON=one with torch, SITES=stacks)"
 	@echo "make tables    write the tables of README and pages, and the picture, from evidence/"
@@ -103,7 +103,7 @@ corpus: setup
 
 # Judges runs whose cause is known; HALF=fresh for those that no rule was written on, which are graded once.
 runs-corpus: setup
-	@$(BIN)/python benchmarks/diagnose_grading.py $(or $(HALF),first) $(BASELINES)
+	@$(BIN)/python benchmarks/diagnose_grading.py $(or $(HALF),first)
 
 # Every failure in every release of trl and transformers: what evidence/atlas lacks, and the table and picture made of it.
 # ONLY=trl-0.19.1,trl-1.16.0 for these, JOBS=1 for one at a time. It needs a package index.

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """How often `failurelab diagnose` is right on runs whose cause is known, by what it is handed.
 
-    python benchmarks/diagnose_grading.py [first|fresh|third …] [--baseline] [--rules COMMIT] [--keep]
+    python benchmarks/diagnose_grading.py [first|fresh|third …] [--rules COMMIT] [--keep]
 
 The runs lie in the archives of `benchmarks/training_runs`. No script is handed in. `--keep` replaces what
 `evidence/cpu/diagnose_grading.json` says of the graded parts, tools and levels: one record each, with the counts, and
-the commit of the rules. `--baseline` judges the same `trainer_state.json` by rldoctor, in an environment of its own
-under `.course/baselines`.
+the commit of the rules.
 
 Eras: today.
 """
@@ -17,8 +16,6 @@ import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import archives
@@ -33,7 +30,6 @@ from failurelab_preflight.diagnose import cli
 HERE = pathlib.Path(__file__).resolve().parent
 RUNS = HERE / "training_runs"
 SUMMARY = HERE.parent / "evidence" / "cpu" / "diagnose_grading.json"
-BASELINE = HERE.parent / ".course" / "baselines"
 PARTS = ("first", "fresh", "third")
 LOGS = ("trainer_state.json", "log.txt")
 PROBES = "probes.json"  # what two checkpoints showed, which are too large to keep
@@ -44,14 +40,6 @@ LEVELS = {
     "all files and preflight": (*FILES, "preflight.json"),
 }
 CAUSE = re.compile(r"\bF\d+[a-z]?\b|\blearning_rate\b|\bbeta\b")
-# Which causes a finding of rldoctor may mean, generously: what is not here names none of them.
-MEANS = {
-    "advantage_collapse": {"F10", "F14"},
-    "length_pathology": {"F11", "F12", "F13"},
-    "kl_drift": {"F19", "F3b"},
-    "plateau": {"learning_rate", "F9", "F16", "F1", "F7", "beta"},
-    "reward_composition": {"F14"},
-}
 
 
 def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
@@ -82,20 +70,6 @@ def compare(probes: dict) -> dict:
     }
 
 
-def ask_rldoctor(folder: pathlib.Path, _: tuple[str, ...]) -> dict | None:
-    """Return what rldoctor finds in a run's scalars at a warning or worse, as `judge` returns it."""
-    state = folder / "trainer_state.json"
-    if not state.is_file():
-        return None
-    line = [str(BASELINE / "bin" / "rldoctor"), "diagnose", str(state), "-f", "json"]
-    asked = subprocess.run(line, capture_output=True, text=True)
-    order = {"CRITICAL": 0, "WARNING": 1}
-    findings = json.loads(asked.stdout)["findings"] if asked.stdout.strip() else []
-    findings = sorted((f for f in findings if f["severity"] in order), key=lambda f: order[f["severity"]])
-    causes = [MEANS.get(finding["detector"], {"none"}) for finding in findings]
-    return {"causes": causes, "looks": set(), "abstained": False, "healthy": not causes}
-
-
 def count(runs: list[dict], answers: list[dict]) -> dict[str, int]:
     """Return how many answers stand how: of faulty runs, and of healthy ones."""
     counts = collections.Counter(dict.fromkeys(("faulty", "named_first", "named", "abstained",
@@ -119,20 +93,17 @@ def count(runs: list[dict], answers: list[dict]) -> dict[str, int]:
     return dict(counts)
 
 
-def grade(part: str, folder: pathlib.Path, baseline: bool, commit: str) -> list[dict]:
-    """Return one record for each level, and for the baseline, on the runs of a part."""
+def grade(part: str, folder: pathlib.Path, commit: str) -> list[dict]:
+    """Return one record for each level, on the runs of a part."""
     runs = tomllib.loads((folder.parent / f"{part}.toml").read_text())["run"]
-    asked = [("diagnose", level, judge, names) for level, names in LEVELS.items()]
-    asked += [("rldoctor", "scalars", ask_rldoctor, ())] if baseline else []
     records = []
-    for tool, level, ask, names in asked:
-        judged = [(run, answer) for run in runs if (answer := ask(folder / run["name"], names))]
+    for level, names in LEVELS.items():
+        judged = [(run, answer) for run in runs if (answer := judge(folder / run["name"], names))]
         if not judged:
             continue
-        figures = {"part": part, "tool": tool, "level": level, "rules": commit} | count(*map(list, zip(*judged)))
-        records.append(observe.record("ground", "measured", figures, case=f"{tool}: {part}: {level}"))
-        if tool == "diagnose":
-            print_confusion(judged)
+        figures = {"part": part, "tool": "diagnose", "level": level, "rules": commit} | count(*map(list, zip(*judged)))
+        records.append(observe.record("ground", "measured", figures, case=f"diagnose: {part}: {level}"))
+        print_confusion(judged)
     return records
 
 
@@ -145,15 +116,6 @@ def print_confusion(judged: list[tuple[dict, dict]]) -> None:
         cells[",".join(run["expected"]) or "healthy"][said + "?" * answer["abstained"]] += 1
     for expected, row in sorted(cells.items()):
         print(f"  {expected:14} {', '.join(f'{said} {times}' for said, times in row.most_common())}")
-
-
-def install_baseline() -> None:
-    """Make the environment of rldoctor, if it is not there."""
-    if not (BASELINE / "bin" / "rldoctor").exists():
-        uv = shutil.which("uv") or str(pathlib.Path(sys.executable).with_name("uv"))
-        subprocess.run([uv, "venv", "-q", str(BASELINE)], check=True)
-        python = str(BASELINE / "bin" / "python")
-        subprocess.run([uv, "pip", "install", "-q", "--python", python, "rldoctor==0.2.0"], check=True)
 
 
 def keep(records: list[dict]) -> None:
@@ -177,18 +139,15 @@ def main() -> None:
     """Grade the parts at each level, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=[*PARTS], metavar="PART")
-    parser.add_argument("--baseline", action="store_true", help="judge the same logs by rldoctor too")
     parser.add_argument("--rules", default="", help="the commit of the rules")
     parser.add_argument("--keep", action="store_true", help="write the counts into evidence/cpu/diagnose_grading.json")
     options = parser.parse_args()
-    if options.baseline:
-        install_baseline()
     records = []
     with tempfile.TemporaryDirectory() as name:
         for part in options.parts:
             folder = archives.unpack(RUNS / f"{part}.tar.xz", pathlib.Path(name))
             shutil.copy(RUNS / f"{part}.toml", name)
-            records += grade(part, folder, options.baseline, options.rules)
+            records += grade(part, folder, options.rules)
     for record in records:
         print(json.dumps(record["figures"]))
     if options.keep:

@@ -1,9 +1,8 @@
 """A process for each stack that has imported the libraries: what preflight starts in that stack is forked from it.
 
-To import torch, transformers and trl takes five seconds of a core, half of what a test that asks preflight takes. A
-kept process imports these alone and runs nothing, so what is forked from it is as fresh as one that has just imported
-them. With an environment other than the tests' own a process is started as usual. What is forked in a run is not told
-from others by the variables that it began with, so tests of what is left behind have `own_processes`.
+To import them takes five seconds of a core, half of what a test that asks preflight takes. A kept process runs nothing,
+so what is forked from it is as one that has just imported them. With another environment than the tests' a process is
+started as usual. Tests of what is left behind have `own_processes`.
 
 Run as a program, `PYTHON kept.py DESCRIPTOR`, it is that process.
 """

@@ -15,7 +15,7 @@ import urllib.request
 import torch
 import trl.trainer.grpo_trainer
 
-from failurelab_course.experiments.second_engine import draw_ids
+from failurelab_course.experiments.vllm_stand_in import draw_ids
 
 try:
     from trl.generation import vllm_client, vllm_generation

@@ -18,13 +18,13 @@ import tempfile
 import torch
 import transformers
 from packaging.version import Version
+from second_engine import SecondEngine
 from small import alternate, checkpoint, said
 
 import failurelab
 from failurelab import failures, guards, logits
 from failurelab.guards.base import Guard
 from failurelab_course.experiments import models, trainers
-from failurelab_course.experiments.second_engine import SecondEngine
 
 HOUSE = str(pathlib.Path(failurelab.__file__).parent) + os.sep
 

@@ -11,13 +11,14 @@ import socket
 import types
 
 import pytest
+import second_engine
 import torch
 from packaging.version import Version
+from second_engine import SecondEngine
 from small import lora_config, said
 
 from failurelab import guards, mismatch
-from failurelab_course.experiments import models, second_engine, trainers, vllm_stand_in
-from failurelab_course.experiments.second_engine import SecondEngine
+from failurelab_course.experiments import models, trainers, vllm_stand_in
 
 TRL = Version(importlib.metadata.version("trl"))
 own_engine = pytest.mark.skipif(Version("1.16") > TRL, reason="no weights as of today, or no rollout_func")

@@ -947,7 +947,7 @@ def test_each_suspect_replaces_functions_that_the_definition_has():
 def test_a_step_without_padding_says_so(widths, hidden):
     """Prompts of two lengths are padded only where they stand in one batch."""
     rows = [textbook.Row((5,) * length, (6,), True, padded=(width, 1)) for length, width in zip((2, 3), widths)]
-    step = types.SimpleNamespace(trained=rows, rows=rows, ranks=ranks.Ranks())
+    step = types.SimpleNamespace(trained=rows, rows=rows, believed=[], ranks=ranks.Ranks())
     said = comparison._Comparer._not_shown(step, {}, gradient.Tally(), textbook.Options(), None)
     assert any(line.startswith("padding of the prompts") for line in said) == hidden
 

@@ -1,10 +1,8 @@
-"""What a step costs: the peak of memory, exact on a CPU; seconds."""
+"""What a step costs: the peak of memory, exact on a CPU."""
 
-import contextlib
 import gc
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -87,21 +85,3 @@ def _allocations(step: Callable[[], Any]) -> list[tuple[int, int, str]]:
             block, operation = event.extra_fields, outermost.removeprefix("autograd::engine::evaluate_function: ")
             changes.append((event.start_time_ns, block.alloc_size, block.ptr, operation))
     return [change[1:] for change in sorted(changes)]
-
-
-@contextlib.contextmanager
-def stopwatch(device: str | torch.device = "cpu") -> Iterator[Callable[[], float]]:
-    """Measure wall-clock seconds: the yielded function returns those since the start, or the total once ended.
-
-    Args:
-        device: a GPU's work is waited for at the start and at the end; it is only handed over when a call returns.
-    """
-    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda _: None
-    wait(device)
-    start = time.perf_counter()
-    total: list[float] = []
-    try:
-        yield lambda: total[0] if total else time.perf_counter() - start
-    finally:
-        wait(device)
-        total.append(time.perf_counter() - start)

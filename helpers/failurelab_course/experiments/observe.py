@@ -19,7 +19,6 @@ import torch
 
 from failurelab_course.experiments import devices, machine
 from failurelab_course.experiments.memory import peak_memory as peak_memory
-from failurelab_course.experiments.memory import stopwatch as stopwatch
 from failurelab_course.experiments.quiet import count_warnings as count_warnings
 from failurelab_course.experiments.quiet import quiet as quiet
 

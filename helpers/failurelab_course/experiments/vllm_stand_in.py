@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from failurelab_course.experiments.second_engine import draw_ids
+from failurelab._unwrap import input_device
 
 
 class SamplingParams:
@@ -182,3 +182,33 @@ def reload_at_each_call() -> Iterator[None]:
         yield
     finally:
         VLLMGeneration.generate = generate
+
+
+@torch.no_grad()
+def draw_ids(
+    model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float, end: int | None
+) -> tuple[list[list[int]], list[list[float]], list[list[float]]]:
+    """Draw a completion for each prompt, up to the first token `end`, which is part of it.
+
+    Returns:
+        Of each row: the completion's ids, their log-probabilities, and these without the temperature.
+    """
+    width = max(map(len, prompts))
+    device = input_device(model)
+    out = model.generate(
+        input_ids=torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=device),
+        attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=device),
+        max_new_tokens=max_tokens,
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        output_scores=True,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    drawn = out.sequences[:, width:]  # (rows, tokens)
+    both = (torch.stack(rows, 1).float().log_softmax(-1) for rows in (out.scores, out.logits))
+    scores, raw = (rows.gather(-1, drawn[..., None])[..., 0].tolist() for rows in both)
+    lengths = [row.index(end) + 1 if end in row else len(row) for row in drawn.tolist()]
+    ids, scores, raw = ([row[:n] for row, n in zip(rows, lengths)] for rows in (drawn.tolist(), scores, raw))
+    return ids, scores, raw

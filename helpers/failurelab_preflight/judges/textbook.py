@@ -168,7 +168,7 @@ class StepJudge(TrainerCallback):
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         if callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
-        self._recorder = textbook.Recorder(self.trainer, self._wanted)
+        self._recorder = textbook.recorder_of(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
         if self._maker[0] or self._recorder.scores_itself:
