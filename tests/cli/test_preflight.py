@@ -169,7 +169,7 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_of_the_run_are_no_effects(tmp_path):
+def test_processes_of_the_run_are_no_effects(tmp_path, own_processes):
     """They were told as the script's: it "connects to" its own processes. Nothing was tried."""
     (tmp_path / "train.py").write_text(NEVER_RIGHT.format(path=str(models.path("tiny"))))
     line = f"{sys.executable} -m failurelab preflight train.py > answer.txt 2>&1"
