@@ -10,7 +10,7 @@ meant for your own script stands behind the module's name:
     logits      log-probabilities of a completion: completion_logps; are yours its tokens': check_alignment; without all
                 logits: keep_argument, repair
     textbook    one optimizer step beside GRPO's definition: compare, compare_step, expected_gradient, GRPO, Definition,
-                Options, rows_of
+                Options
     mismatch    is the engine that generates the policy that is trained: compare, read_log, never_synced,
                 importance_weights, effective_sample_size
     placement   on which device each tensor lies, and where it should: check, local_device_map

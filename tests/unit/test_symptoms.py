@@ -135,3 +135,9 @@ def test_logs_of_any_kind(tmp_path, content, answer):
         assert answer in symptoms.describe(symptoms.read_log(log))
     except symptoms.LogError as error:
         assert answer in str(error) and "Next: " in str(error) and error.exit_status == 2
+
+
+def test_a_text_around_a_notice_is_one():
+    failure = failures.get("F7")
+    (text, told), *_ = failure.notices.items()
+    assert symptoms.Match(failure, text + ELEMENT, 1, text).notice == told

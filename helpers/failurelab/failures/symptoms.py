@@ -76,8 +76,8 @@ class Match:
 
     @property
     def notice(self) -> str:
-        """What decides, where healthy runs print the text too; else empty."""
-        return self.failure.notices.get(self.symptom, "")
+        """What decides, where healthy runs print the text too, or a part of it; else empty."""
+        return next((told for text, told in self.failure.notices.items() if text in self.symptom), "")
 
 
 def read_log(path: pathlib.Path) -> Iterator[str]:
@@ -109,7 +109,7 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     texts = [(_normal(symptom), symptom, failure) for failure in failures.all() for symptom in failure.symptoms]
     matches: dict[tuple[str, str], Match] = {}  # by failure and text: two failures may print the same
     block: list[str] = []
-    before, total = 0, 0  # lines that went before the block, and lines in all
+    before = total = 0  # lines that went before the block, and lines in all
     for line in lines:
         block.append(line)
         total += 1
@@ -119,8 +119,10 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     _match_block(block, before, texts, matches)
     if total <= _SHORT:
         _match_cut(block, texts, matches)
-    whole = [match for match in matches.values() if not _is_part(match, matches)]
-    return sorted(whole, key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id))
+    return sorted(
+        (match for match in matches.values() if not _is_part(match, matches)),
+        key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id),
+    )
 
 
 def _match_block(block: list[str], before: int, texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
