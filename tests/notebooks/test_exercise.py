@@ -117,7 +117,7 @@ def test_the_loop_marks_the_arrows_that_are_broken(shown):
     loop.loop()
     assert "broken" not in shown[1]["text/plain"] and shown[0]["image/png"] != shown[1]["image/png"]
     loop.loop({"log-probs": "of the prompt too"}, dear=True)
-    assert "dear here" in shown[2]["text/plain"] and "broken" not in shown[2]["text/plain"]
+    assert "expensive here" in shown[2]["text/plain"] and "broken" not in shown[2]["text/plain"]
     loop.loop(before="load: on another GPU")
     assert "broken here: load" in shown[3]["text/plain"]
     with pytest.raises(ValueError, match="no arrow of the loop is called tokens: they are completions, rewards"):

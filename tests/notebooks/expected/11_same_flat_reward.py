@@ -1,4 +1,4 @@
-"""Notebook 11: the tree names nine of ten known runs and the mystery, nine of 22 others, and two of 40 healthy runs.
+"""Notebook 11: the tree names nine of ten known runs and the mystery, seven of 20 others, and two of 40 healthy runs.
 
 With the column the reward starts where the model is.
 """
@@ -16,7 +16,7 @@ def check(result):
     assert looks["above"] == "pays wrong answers" and looks["ahead"] == "F16, old engine"  # both sides count
     assert looks["healed"] == "none of these"
     assert looks["healthy"] == 40 and looks["accused"] == ["two_rewards", "two_rewards"]
-    assert looks["unseen"] == [22, 9, 9]  # runs, named, not named
+    assert looks["unseen"] == [20, 7, 9]  # runs, named, not named
     assert looks["in_order"] == 1 and looks["as_asked"] < 0.2
 
 

@@ -68,7 +68,7 @@ def agreement(axes: Any, agree: Sequence[bool], switches: Mapping[str, str]) -> 
     axes.imshow(~numpy.reshape(agree, (side, side)), cmap="Greys", vmin=0, vmax=1)
     words = [f"{name}: {value}" for name, value in switches.items()]
     axes.set_title("\n".join([*words, f"{numpy.mean(agree):.0%} the same"]), fontsize=9, fontweight="normal")
-    axes.set(xticks=[], yticks=[], xlabel="b in a+b=", ylabel="a")
+    axes.set(xticks=(0, side - 1), yticks=(0, side - 1), xlabel="b in a+b=", ylabel="a")
     axes.grid(False)
     for edge in axes.spines.values():
         edge.set_visible(True)

@@ -73,7 +73,7 @@ def states(
         after = [float(run["accuracy_after"]) for run in runs if "accuracy_after" in run]
         shown[label] = Runs([curve[0] for curve in rewards], [curve[-1] for curve in rewards], after)
     if by_hand is not None:
-        axes.axhline(by_hand, color="0.5", ls="-", lw=1, label="by hand, before")
+        axes.axhline(by_hand, color="0.5", ls="-", lw=1, label="by hand, before (± 0.02)")
     axes.set(xlabel="step", ylabel=f"{reward}, mean of {steps[0]} steps", ylim=(0, None))
     for panel in others:
         panel.set(xlabel="step", ylabel=beside[1], yscale="log")

@@ -47,7 +47,7 @@ def loop(broken: str | Mapping[str, str] = (), alt: str = "", *, dear: bool = Fa
         axes.text(-1.5, 1.4, f"✗ {before}", ha="left", va="top", fontsize=9.5, color=BROKEN, fontweight="bold")
     words = [f"{name} {note}".strip() for name, note in marked.items()] + [before] * bool(before)
     healthy = "The loop of GRPO: rollout, score, advantage, gradient, update, and back to the rollout"
-    what = "dear" if dear else "broken"
+    what = "expensive" if dear else "broken"
     notebook.show(figure, alt or (f"{healthy}; {what} here: {', '.join(words)}" if words else healthy))
 
 

@@ -22,9 +22,9 @@ def walks(axes: Any, log_ratios: torch.Tensor, title: str) -> None:
     middle, wide = -variance / 2, 2 * variance.sqrt()
     axes.plot(places, sums.T, color="0.55", linewidth=0.6, linestyle="-")
     axes.plot(places, middle, color=MANY, linestyle="-", label="−Tσ²/2")
-    axes.plot(places, middle + wide, color=MANY, linestyle="--", label="± 2 σ√T")
+    axes.plot(places, middle + wide, color=MANY, linestyle="--", label="−Tσ²/2 ± 2σ√T")
     axes.plot(places, middle - wide, color=MANY, linestyle="--")
-    axes.set(xlabel="tokens T", ylabel="log of the weight", title=title, ylim=(-11, 5))
+    axes.set(xlabel="tokens T", ylabel="log of the weight", title=title, ylim=(-12, 8))
     axes.legend(loc="lower left", fontsize=9)
 
 
@@ -51,18 +51,16 @@ def weights(axes: Any, values: torch.Tensor, title: str, cap: float = 3.0) -> No
     Args:
         axes: matplotlib's.
         values: one weight for each completion, (completions,).
-        title: such as the share of the batch.
+        title: such as the share of the batch, and the largest weight, which may be above the axis.
         cap: above it trl's default leaves a completion out.
     """
     ordered = values.sort().values
     for place, value in enumerate(ordered.tolist()):
         left_out = value > cap
         axes.bar(
-            place, min(value, 4.6), width=0.85, color="white" if left_out else MANY,
+            place, value, width=0.85, color="white" if left_out else MANY,
             edgecolor=FEW if left_out else MANY, hatch="////" if left_out else "", linewidth=0.8,
         )  # fmt: skip
-        if value > 4.6:
-            axes.text(place, 4.6, "↑", ha="center", va="bottom", fontsize=7, color=FEW)
     axes.axhline(cap, color=FEW, linestyle="--", linewidth=1.2)
     axes.text(0, cap + 0.1, "above 3: left out", color=FEW, fontsize=9, va="bottom")
     axes.axhline(1, color="0.4", linestyle=":", linewidth=1.2)

@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping
 
 from failurelab_course.notebook import display as notebook
-from failurelab_course.notebook.pictures.loop import BROKEN
 
 HEALTHY = 0.999
-_COLORS = (BROKEN, "#0072B2", "#7a4b8c")
+_COLORS = ("#D55E00", "#009E73", "#7a4b8c")
 _DASHES = ("--", "-.", ":")
 _MARKS = ("X", "o", "s")
 
@@ -30,7 +29,8 @@ def steps(
     for (name, (cosine, size)), color, dash in zip(pairs.items(), _COLORS, _DASHES):
         sine = math.sqrt(max(0.0, 1 - cosine**2))
         _draw_arrow(plane, size * cosine, size * sine, color, dash, f"{name}: cosine {cosine:.2f}")
-    plane.set(xlim=(-0.1, length), ylim=(-0.15, length), aspect="equal", title="one step", xticks=(0, 1), yticks=(0, 1))
+    plane.set(xlim=(-0.1, length), ylim=(-0.15, length), aspect="equal", xticks=(0, 1), yticks=(0, 1))
+    plane.set_title("one step, in lengths\nof the textbook's")
     plane.legend(loc="upper left", fontsize=9)
     for (name, cosines), color, mark in zip(parts.items(), _COLORS, _MARKS):
         bars.plot(list(cosines.values()), range(len(cosines)), mark, color=color, markersize=8, label=name)
