@@ -47,7 +47,7 @@ class Forked:
         return self.returncode
 
     def wait(self):
-        """Return its exit status once it has ended."""
+        """Wait for its exit status."""
         return self.poll(None)
 
 
