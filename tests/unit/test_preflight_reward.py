@@ -653,7 +653,7 @@ def counting(completions, answer, calls=[0], **_):  # noqa: B006
 
 
 def test_how_often_a_function_that_is_well_is_called(tokenizer):
-    """Once, and once more twice, for what it keeps from call to call."""
+    """Once, once more twice for what it keeps from call to call, and once in the groups of the run."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -662,7 +662,22 @@ def test_how_often_a_function_that_is_well_is_called(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "111"
+    assert calls.read_text() == "1111"
+
+
+def of_the_group(completions, answer, **_):
+    own = exact(completions, answer)
+    return [sum(own[at - at % 4 : at - at % 4 + 4]) / 4 for at in range(len(own))]
+
+
+def above_its_group(completions, answer, **_):
+    return [one - mean for one, mean in zip(exact(completions, answer), of_the_group(completions, answer))]
+
+
+@pytest.mark.parametrize(("function", "verdict"), [(of_the_group, Verdict.FOUND), (above_its_group, Verdict.HELD)])
+def test_a_function_is_asked_in_the_groups_of_the_run(function, verdict, tokenizer):
+    (answer,) = [each for each in judge(function, tokenizer=tokenizer) if each.failure == "F10"][:1]
+    assert answer.verdict is verdict
 
 
 def last_block(completions, answer, **_):

@@ -153,12 +153,13 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
 
 
 def _call_size(training: Training) -> dict[str, int]:
-    """Return how many completions of a group one call of a reward function holds, where that is a part of a group."""
+    """Return how many completions a group has, and how many of it one call holds, where that is a part of a group."""
     step = read_step(training)
-    if step is None or step.per_round is None:
+    if step is None:
         return {}
-    each = step.per_round // max(training.world_size, 1)
-    return {"part": each} if 0 < each < step.generations else {}
+    sizes = {"group": step.generations} if step.generations > 1 else {}
+    each = (step.per_round or 0) // max(training.world_size, 1)
+    return sizes | {"part": each} if 0 < each < step.generations else sizes
 
 
 def _opened(training: Training, inputs: Inputs) -> str:
