@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from failurelab.textbook.rows import Ids
 from failurelab_preflight.rewards.table import RewardTable
 from failurelab_preflight.script_text import location
 
@@ -77,6 +78,7 @@ class Training:
         lacks: the path of DeepSpeed's configuration where that file is not there, so that no stage is known; else "".
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        drawn: the completions of each prompt that the trainer's model drew, as ids; those of one token are left out.
         called: the places of the reward functions that the trainer has called in the cut training.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         real: whether the real weights were asked for.
@@ -102,6 +104,7 @@ class Training:
     lacks: str = ""
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
+    drawn: list[list[Ids]] = dataclasses.field(default_factory=list)
     called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     real: bool = False

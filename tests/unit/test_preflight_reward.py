@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import fractions
 import json
 import os
@@ -307,7 +308,10 @@ def training(functions, rows=PLAIN, **attributes):
     }
     given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None} | attributes
     vars(trainer).update(given)
-    return Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows))
+    # some groups of a run may well be alike
+    return Training(
+        trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows), drawn=[[(1, 2), (1, 3)], [(4, 5)] * 2]
+    )
 
 
 def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
@@ -678,6 +682,20 @@ def above_its_group(completions, answer, **_):
 def test_a_function_is_asked_in_the_groups_of_the_run(function, verdict, tokenizer):
     (answer,) = [each for each in judge(function, tokenizer=tokenizer) if each.failure == "F10"][:1]
     assert answer.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("drawn", "small", "verdict"),
+    [
+        ([[(1, 2)] * 4, [(3, 4)] * 4], True, Verdict.FOUND),
+        ([[(1, 2)] * 4, [(3, 4)] * 4], False, Verdict.SUSPECTED),
+        ([[(1, 2)] * 4, [(3, 4), (3, 5)]], True, Verdict.HELD),
+        ([], True, Verdict.NOT_CHECKED),
+    ],
+)
+def test_completions_of_a_prompt_that_are_all_the_same(drawn, small, verdict, tokenizer):
+    asked = dataclasses.replace(training(exact, processing_class=tokenizer), drawn=drawn, small=small)
+    assert {each.verdict for each in judge_rewards(asked) if each.failure == "F10"} == {verdict}
 
 
 def last_block(completions, answer, **_):

@@ -4,6 +4,7 @@ The room `rewards` asks and judges; here it is told what this trainer hands over
 F10 is a reward that is the same for all completions of a prompt, F14 one that never sees what it needs.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,9 +13,12 @@ import torch
 import transformers
 from packaging.version import Version
 
+from failurelab import plants
+from failurelab.measure import counts
 from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.batch import read_step
 from failurelab_preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.rewards import forms, signature, survey
 from failurelab_preflight.rewards.inputs import OWN, Inputs
 from failurelab_preflight.training import Training
@@ -63,10 +67,34 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
             places.remove(place)
     between = [name for name in _BETWEEN if _is_own(training, getattr(type(training.trainer), name, None))]
     for finding in _survey(training, functions, places, rows) if places else ():
+        if finding.failure == "F10" and finding.verdict is Verdict.HELD:
+            finding = _judge_draws(training, finding)
         if finding.verdict is Verdict.HELD and between:  # a function alone says nothing of what is made of it
             why = f"{finding.evidence}; what the script's own {' and '.join(between)} makes of that was not asked"
             finding = Finding.not_checked(finding.failure, why, part=finding.part)
         yield finding
+
+
+def _judge_draws(training: Training, told: Finding) -> Finding:
+    """Return what is told of functions that pay differently, beside what was drawn for them in the run.
+
+    Where all completions of a prompt are the same, it does not matter what a function pays.
+    """
+    measured = counts.of_draws(training.drawn)
+    controls = {"equal completions": plants.equal_completions(training.drawn)}
+    said = "in {groups_alike} of {groups_drawn} groups that were drawn all completions are the same".format(**measured)
+    if settled := settle("F10", [measured], controls, said, "equal completions"):
+        if settled.verdict is not Verdict.HELD:
+            return dataclasses.replace(settled, why=f"{told.evidence}; {settled.why}")
+        return dataclasses.replace(
+            told, evidence=f"{told.evidence}; {said}", control=f"{told.control}; {settled.control}"
+        )
+    repair = "Draw with a temperature of about 1 and without top_k=1, so that the completions of a prompt differ."
+    found = f"{said}: their rewards are equal whatever a function pays, so every advantage is 0"
+    if training.small:
+        return Finding("F10", found, repair, fault="draws")
+    why = "the prompts of the cut training are the shortest, and the model may know their answers by heart"
+    return Finding.suspected("F10", found, why, repair, fault="draws")
 
 
 def leave_first_rewards(training: Training) -> Iterator[Finding]:
