@@ -172,7 +172,8 @@ class StepJudge(TrainerCallback):
         self._recorder = textbook.recorder_of(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
-        if self._maker[0] or self._recorder.scores_itself:
+        changed = not self._recorder.algorithm.is_paired and (_overridden(self.trainer) or self._find_replaced())
+        if self._maker[0] or self._recorder.scores_itself or changed:
             self._ledger = textbook.Ledger(self.trainer)
             self._listening.callback(self._ledger.detach)
             self._ledger.attach()
@@ -322,6 +323,9 @@ class StepJudge(TrainerCallback):
             return
         own = _overridden(self.trainer)
         changed = bool(own or self.replaced)
+        if changed and not report.named and not self._maker[0]:
+            why = "the script changes the trainer, and no known mistake explains its gradient (see F21): the end of a "
+            yield Finding.not_checked("F13", f"{why}completion may be left out of it")
         apart = report.apart and dataclasses.replace(report.apart, size=1.0)
         # A size that Adam forgives is one where the direction is right, or wrong by the temperature alone.
         aligned = apart is not None and (report.floor.holds(apart) or "temperature" in report.line)
@@ -375,6 +379,9 @@ class StepJudge(TrainerCallback):
     @functools.cached_property
     def replaced(self) -> list[Replaced]:
         """The library's functions that the script has put others in the place of."""
+        return self._find_replaced()
+
+    def _find_replaced(self) -> list[Replaced]:
         return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     def _failure(self, named: str, changed: bool, aligned: bool) -> tuple[str, str]:
