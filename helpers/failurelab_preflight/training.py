@@ -78,7 +78,7 @@ class Training:
         lacks: the path of DeepSpeed's configuration where that file is not there, so that no stage is known; else "".
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
-        drawn: the completions of each prompt that the trainer's model drew, as ids; those of one token are left out.
+        drawn: the completions of each prompt that the trainer's model drew in one call, as ids.
         called: the places of the reward functions that the trainer has called in the cut training.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         real: whether the real weights were asked for.

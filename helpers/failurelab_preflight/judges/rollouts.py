@@ -4,8 +4,6 @@ Upstream: the registry's F7.
 """
 
 import contextlib
-import itertools
-import operator
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -15,6 +13,7 @@ from failurelab._unwrap import unwrap
 from failurelab.errors import attempt
 from failurelab.handles import is_unseen, wrap_method
 from failurelab.textbook.draws import ends_of, read_generation
+from failurelab.textbook.rows import Ids
 from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
 from failurelab_preflight.judges.rows import prompt_ids, prompted
@@ -91,10 +90,10 @@ class RolloutJudge:
         rows = read_generation(
             model, ends_of(kwargs.get("generation_config"), model, self._tokenizer), args, kwargs, output
         )
-        for _, same in itertools.groupby(rows, key=operator.attrgetter("prompt")):
-            group = [row.completion for row in same]
-            if len(group) > 1 and max(map(len, group)) > 1:
-                self._training.drawn.append(group)
+        groups: dict[Ids, list[Ids]] = {}  # Online DPO draws first one for each prompt, and then another
+        for row in rows:
+            groups.setdefault(row.prompt, []).append(row.completion)
+        self._training.drawn += [group for group in groups.values() if len(group) > 1]
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""
