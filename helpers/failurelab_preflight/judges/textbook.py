@@ -323,7 +323,7 @@ class StepJudge(TrainerCallback):
             return
         own = _overridden(self.trainer)
         changed = bool(own or self.replaced)
-        if changed and not report.named and not self._maker[0]:
+        if changed and not report.named and not self._maker[0] and not self._trains_ends:
             why = "the script changes the trainer, and no known mistake explains its gradient (see F21): the end of a "
             yield Finding.not_checked("F13", f"{why}completion may be left out of it")
         apart = report.apart and dataclasses.replace(report.apart, size=1.0)
@@ -364,6 +364,22 @@ class StepJudge(TrainerCallback):
             said = f"step {report.step}: these scores lack the temperature too"
             why, known = f"told alone once {failure} is repaired", not changed and as_asked and bool(forgiven("F15"))
             yield Finding.suspected("F15", said, why, _REPAIRS["F15"], origin=RELEASE * known, mild=known)
+
+    @property
+    def _trains_ends(self) -> bool:
+        """Whether the end of each completion that was drawn to its end is among the tokens that are trained on."""
+        if self._ledger is None:
+            return False
+        tables = self._ledger.tables
+        last = {each.number: len(each.context) + len(each.tokens) - 1 for each in tables.draws if each.ended}
+        trained = [
+            (number, token.place)
+            for row, states in zip(tables.trained, tables.states)
+            for token, (state, number) in zip(row.tokens, states)
+            if state == textbook.balance.DRAWN
+        ]
+        ended = {(number, last[number]) for number, _ in trained if number in last}
+        return bool(ended) and ended <= set(trained)
 
     @property
     def _where(self) -> str:
