@@ -451,6 +451,12 @@ def flat(completions, **_):
     return [0.0] * len(completions)
 
 
+def of_another_row(completions, answer, **_):
+    """Pay by the answers from the middle of the batch on, as a process does that counts from another one's rows."""
+    half = len(completions) // 2
+    return exact(completions, [*answer[half:], *answer[:half]])
+
+
 def catches_all(completions, **_):
     """As people run what a model has written: no made-up completion is a program."""
     paid = []
@@ -1043,6 +1049,7 @@ CASES = [
     Case("FOUND F10:one number @0 tried", one_number),
     Case("FOUND F10:batch @0 tried", mean_of_all),
     Case("FOUND F10:batch @0 tried", remembered_by_prompt, keeps=True),
+    Case("FOUND F14:pairs @0 tried", of_another_row),
     Case("FOUND F14:count @0 ends", some),
     Case("FOUND F14:count @0 ends", nothing),
     Case(UNKNOWN, unread_numbers, WORDS),
