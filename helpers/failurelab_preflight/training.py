@@ -85,6 +85,7 @@ class Training:
         model_defaults: options of sampling that the first generation took from the model's generation config, by name:
             the value, and the one that it would have without.
         flat: whether the trainer gets equal rewards in this step, so that a penalty alone has a gradient.
+        moved: whether a judge has moved the policy for this step, and puts it back at its end.
         own: whether a file of code is the script's own, by its path.
         notes: what judges have to tell beside their findings.
     """
@@ -110,6 +111,7 @@ class Training:
     real: bool = False
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     flat: bool = False
+    moved: bool = False
     own: Callable[[str], bool] = lambda file: False
     notes: list[str] = dataclasses.field(default_factory=list)
 

@@ -226,7 +226,7 @@ class StepJudge(TrainerCallback):
         rows = [row for row in self._recorder.last_call[0] if row.completion]
         if not left or not rows or not self._reports("HELD") or self._maker[0]:
             return
-        self.training.flat = left == {"penalty"}
+        self.training.flat, self.training.moved = left == {"penalty"}, True
         model, random = self.trainer.model, torch.Generator().manual_seed(0)
         self._kept = [(weight, weight.detach().clone()) for weight in model.parameters() if weight.requires_grad]
         noises = [torch.randn(own.shape, generator=random, device="cpu").to(own) for _, own in self._kept]
@@ -268,6 +268,7 @@ class StepJudge(TrainerCallback):
         """Forget the step, and put back what it had moved."""
         self._recorder.next_step()
         self.training.flat, kept, self._kept = False, self._kept, []
+        self.training.moved = False
         with torch.no_grad():
             for weight, before in kept:
                 weight.copy_(before)
