@@ -80,3 +80,14 @@ def test_a_reference_that_is_changed_on_the_way(synced, model, tokenizer, tmp_pa
         torch.nn.init.zeros_(reference.weight)
     seen.on_step_begin(None, None, None)
     assert [answer.failure for answer in seen.answers()] == ["F19"] * synced
+
+
+def test_a_policy_that_a_judge_moves_for_a_step_is_not_the_script_s(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path, max_steps=3, learning_rate=RATE, beta=0.1)
+    training = Training(made, {"learning_rate": RATE, "beta": 0.1})
+    step, between, moved = StepJudge(training), BetweenJudge(training), []
+    looks = Writes("on_pre_optimizer_step", lambda parameter, first: moved.append(training.moved))
+    with between.listening(), step.listening():
+        made.add_callback(looks)
+        made.train()
+    assert any(moved) and not list(between.answers())
