@@ -204,6 +204,12 @@ def equal_rewards(groups: Sequence[Sequence[float | None]]) -> Figures:
     return counts.of_rewards([[group[0]] * len(group) for group in groups])
 
 
+@_plant("equal completions")
+def equal_completions(groups: Sequence[Sequence[Any]]) -> Figures:
+    """Let all completions of a group be its first one."""
+    return counts.of_draws([[group[0]] * len(group) for group in groups])
+
+
 @_plant("a reward that is no number")
 def no_number(groups: Sequence[Sequence[float | None]]) -> Figures:
     """Pay one completion a reward that is no number."""

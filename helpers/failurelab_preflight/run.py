@@ -332,8 +332,10 @@ class WatchedScript:
         """
         from failurelab_preflight import in_force
         from failurelab_preflight.judges import order
+        from failurelab_preflight.judges.batch import judge_batch
         from failurelab_preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab_preflight.judges.gradients import GradientJudge
+        from failurelab_preflight.judges.rewards import judge_rewards
         from failurelab_preflight.judges.textbook import StepJudge
         from failurelab_preflight.stage import callbacks, cuts, rewards
 
@@ -405,6 +407,8 @@ class WatchedScript:
         beginning.ask()
         training.log = list(trainer.state.log_history)
         if not leads:
+            self.report.say("judging what was seen")
+            self._ask((judge_batch, judge_rewards), training)  # which may be otherwise than on rank 0
             self.report.end(error, self.launched.mapped.texts)
         try:
             self.report.in_force, self.report.measured = [*in_force.read_settings(training)], in_force.measure(training)

@@ -2,7 +2,7 @@
 
 One process has the libraries (`forkserver`), and each run of the script is forked from it: one process, or, where the
 launch has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the
-run's; what another rank alone can tell, its devices and its error, is told with its number.
+run's; what another rank alone can tell, its devices, its rewards and its error, is told with its number.
 
 All of them are groups of their own, in a temporary folder for all that they save; at the end, however that comes, they
 are ended and the folder is removed. One deadline holds for all runs.
@@ -25,12 +25,13 @@ from typing import Any
 
 from failurelab._meeting import free_port
 from failurelab_preflight.answer import KNOWN, Answer, Effect
-from failurelab_preflight.finding import Change
+from failurelab_preflight.finding import Change, Finding, Verdict
 from failurelab_preflight.script_text import location, read_source
 
 FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
 PROCESSES = 2  # of a launch that has more: two show what a group of processes does
 _BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
+_BY_ALL = ("F10", "F14", "F22")  # that each rank judges: what is held on one may be there on another
 _PAUSE = 0.1  # seconds between two looks at the script's processes
 _GRACE = 5.0  # seconds that other ranks have to end, once one of them ended in an error
 _SILENT = {  # services that a script may report to; nothing of a preflight goes there
@@ -345,14 +346,31 @@ def together(results: Sequence[RankResult], left_out: Sequence[str] = ()) -> Ans
     cut = [text for result in results for text in result.answer.cut]
     effects = [effect for result in results for effect in result.answer.effects]
     own = [finding for finding in first.findings if finding.failure not in _BY_RANK]
+    own += [finding for finding in last.findings if finding.failure in _BY_RANK]
+    for rank, result in enumerate(results[1:], 1):
+        own += _otherwise(own, result.answer, rank)
     return dataclasses.replace(
         first,
-        findings=own + [finding for finding in last.findings if finding.failure in _BY_RANK],
+        findings=own,
         cut=list(dict.fromkeys([*left_out, *cut])),
         error=_error(results),
         refuses_cut=next((result.answer.refuses_cut for result in results if result.answer.refuses_cut), []),
         effects=[effect for place, effect in enumerate(effects) if effect not in effects[:place]],
     )
+
+
+def _otherwise(told: Sequence[Finding], answer: Answer, rank: int) -> Iterator[Finding]:
+    """Yield what another rank says against those before it: it accuses, or does not hold what they hold."""
+    for failure in _BY_ALL:
+        before, own = ([each for each in some if each.failure == failure] for some in (told, answer.findings))
+        accused = [each for each in own if each.accuses]
+        for each in accused:
+            if each.key not in {other.key for other in before if other.accuses}:
+                yield dataclasses.replace(each, evidence=f"on rank {rank}: {each.evidence}")
+        holds = any(each.verdict is Verdict.HELD for each in own)
+        if not accused and not holds and any(each.verdict is Verdict.HELD for each in before):
+            why = next((each.why for each in own if each.verdict is Verdict.NOT_CHECKED), "it could not be told there")
+            yield Finding.not_checked(failure, f"on rank {rank}: {why}")
 
 
 def _error(results: Sequence[RankResult]) -> str:

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from failurelab.textbook.rows import Ids
 from failurelab_preflight.rewards.table import RewardTable
 from failurelab_preflight.script_text import location
 
@@ -77,12 +78,14 @@ class Training:
         lacks: the path of DeepSpeed's configuration where that file is not there, so that no stage is known; else "".
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        drawn: the completions of each prompt that the trainer's model drew in one call, as ids.
         called: the places of the reward functions that the trainer has called in the cut training.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         real: whether the real weights were asked for.
         model_defaults: options of sampling that the first generation took from the model's generation config, by name:
             the value, and the one that it would have without.
         flat: whether the trainer gets equal rewards in this step, so that a penalty alone has a gradient.
+        moved: whether a judge has moved the policy for this step, and puts it back at its end.
         own: whether a file of code is the script's own, by its path.
         notes: what judges have to tell beside their findings.
     """
@@ -102,11 +105,13 @@ class Training:
     lacks: str = ""
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
+    drawn: list[list[Ids]] = dataclasses.field(default_factory=list)
     called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     real: bool = False
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     flat: bool = False
+    moved: bool = False
     own: Callable[[str], bool] = lambda file: False
     notes: list[str] = dataclasses.field(default_factory=list)
 

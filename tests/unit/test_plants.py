@@ -268,6 +268,7 @@ CASES = {
     "a new adapter": replaced,
     "the base model as the reference": referred,
     "a step a thousandth as long": stepped,
+    "equal completions": lambda _: (counts.of_draws(["ab", "aa"]), plants.equal_completions(["ab", "aa"])),
     "equal rewards": lambda _: (counts.of_rewards(GROUPS), plants.equal_rewards(GROUPS)),
     "a reward that is no number": lambda _: (counts.of_rewards(GROUPS), plants.no_number(GROUPS)),
     "what it needs taken away": asked,

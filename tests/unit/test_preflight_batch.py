@@ -99,19 +99,22 @@ def test_what_one_step_is():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "wanted", "verdict"),
+    ("prompts", "size", "wanted", "world", "verdict"),
     [
-        (["a"] * 4 + ["b"] * 4, 4, Verdict.HELD),
-        (["a"] * 4 + ["b"] * 4, 8, Verdict.HELD),  # which were cut to 4
-        ([*"abcdefgh"], 4, Verdict.NOT_CHECKED),
-        ([], 4, Verdict.NOT_CHECKED),
+        (["a"] * 4 + ["b"] * 4, 8, 4, 1, Verdict.HELD),
+        (["a"] * 4 + ["b"] * 4, 8, 8, 1, Verdict.HELD),  # which were cut to 4
+        ([*"abcdefgh"], 8, 4, 1, Verdict.NOT_CHECKED),
+        ([], 8, 4, 1, Verdict.NOT_CHECKED),
+        (["a"] * 4 + ["b"] * 4, 8, 4, 2, Verdict.HELD),
+        # a group lies on both, and what the other one has is not seen here
+        (["a"] * 4, 6, 4, 2, Verdict.HELD if cuts.counts_prompts() else Verdict.NOT_CHECKED),
     ],
 )
-def test_numbers_that_divide_say_nothing_of_the_prompts_that_arrived(prompts, wanted, verdict):
+def test_numbers_that_divide_say_nothing_of_the_prompts_that_arrived(prompts, size, wanted, world, verdict):
     """A stream in trl 0.15: no prompt is repeated, and it was HELD by arithmetic."""
     made = type("OfTrl", (types.SimpleNamespace,), {"__module__": "trl.trainer"})
     config = trl.GRPOConfig("out", use_cpu=True, bf16=False)
-    asked_of = training(made(num_generations=4, args=config), **asked(8, wanted))
+    asked_of = training(made(num_generations=4, args=config), world, **asked(size, wanted))
     asked_of.reward_inputs = {"prompts": prompts, "completions": prompts}
     (answer,) = (answer for answer in batch.judge_batch(asked_of) if answer.failure == "F22")
     assert answer.verdict is verdict

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import fractions
 import json
 import os
@@ -307,7 +308,10 @@ def training(functions, rows=PLAIN, **attributes):
     }
     given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None} | attributes
     vars(trainer).update(given)
-    return Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows))
+    # some groups of a run may well be alike
+    return Training(
+        trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows), drawn=[[(1, 2), (1, 3)], [(4, 5)] * 2]
+    )
 
 
 def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
@@ -445,6 +449,12 @@ def test_how_tokens_are_drawn_accuses_nobody(asked, tokenizer):
 
 def flat(completions, **_):
     return [0.0] * len(completions)
+
+
+def of_another_row(completions, answer, **_):
+    """Pay by the answers from the middle of the batch on, as a process does that counts from another one's rows."""
+    half = len(completions) // 2
+    return exact(completions, [*answer[half:], *answer[:half]])
 
 
 def catches_all(completions, **_):
@@ -653,7 +663,7 @@ def counting(completions, answer, calls=[0], **_):  # noqa: B006
 
 
 def test_how_often_a_function_that_is_well_is_called(tokenizer):
-    """Once, and once more twice, for what it keeps from call to call."""
+    """Once, once more twice for what it keeps from call to call, and once in the groups of the run."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -662,7 +672,37 @@ def test_how_often_a_function_that_is_well_is_called(tokenizer):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "111"
+    assert calls.read_text() == "1111"
+
+
+def of_the_group(completions, answer, **_):
+    own = exact(completions, answer)
+    return [sum(own[at - at % 4 : at - at % 4 + 4]) / 4 for at in range(len(own))]
+
+
+def above_its_group(completions, answer, **_):
+    return [one - mean for one, mean in zip(exact(completions, answer), of_the_group(completions, answer))]
+
+
+@pytest.mark.parametrize(("function", "verdict"), [(of_the_group, Verdict.FOUND), (above_its_group, Verdict.HELD)])
+def test_a_function_is_asked_in_the_groups_of_the_run(function, verdict, tokenizer):
+    (answer,) = [each for each in judge(function, tokenizer=tokenizer) if each.failure == "F10"][:1]
+    assert answer.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("drawn", "small", "verdict"),
+    [
+        ([[(1, 2)] * 4, [(3, 4)] * 4], True, Verdict.FOUND),
+        ([[(1, 2)] * 4, [(3, 4)] * 4], False, Verdict.NOT_CHECKED),  # a real model may be as sure
+        ([[(1,)] * 4, [(3,)] * 4], True, Verdict.NOT_CHECKED),
+        ([[(1, 2)] * 4, [(3, 4), (3, 5)]], True, Verdict.HELD),
+        ([], True, Verdict.NOT_CHECKED),
+    ],
+)
+def test_completions_of_a_prompt_that_are_all_the_same(drawn, small, verdict, tokenizer):
+    asked = dataclasses.replace(training(exact, processing_class=tokenizer), drawn=drawn, small=small)
+    assert {each.verdict for each in judge_rewards(asked) if each.failure == "F10"} == {verdict}
 
 
 def last_block(completions, answer, **_):
@@ -1009,6 +1049,7 @@ CASES = [
     Case("FOUND F10:one number @0 tried", one_number),
     Case("FOUND F10:batch @0 tried", mean_of_all),
     Case("FOUND F10:batch @0 tried", remembered_by_prompt, keeps=True),
+    Case("FOUND F14:pairs @0 tried", of_another_row),
     Case("FOUND F14:count @0 ends", some),
     Case("FOUND F14:count @0 ends", nothing),
     Case(UNKNOWN, unread_numbers, WORDS),

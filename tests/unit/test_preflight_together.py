@@ -28,6 +28,25 @@ def test_rank_0_answers_and_the_last_rank_tells_of_its_own_device():
     assert together([first]) == first.answer
 
 
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (result(held=["F14"]), [Verdict.HELD]),
+        (result(found=["F14"]), [Verdict.HELD, Verdict.FOUND]),  # of which the answer keeps the worse
+        (result(), [Verdict.HELD, Verdict.NOT_CHECKED]),
+    ],
+)
+def test_what_one_rank_holds_another_has_to_hold_too(second, told):
+    """A reward may hang on the number of its process."""
+    whole = together([result(held=["F14"]), second])
+    assert [finding.verdict for finding in whole.findings] == told
+    assert all("rank 1" in finding.evidence + finding.why for finding in whole.findings[1:])
+
+
+def test_what_all_ranks_find_is_told_once():
+    assert len(together([result(found=["F14"]), result(found=["F14"])]).findings) == 1
+
+
 OWN = "train.py, line 7, ended in KeyError: 'rank'"
 ERRORS = {
     "none": ([result(), result()], ""),

@@ -49,6 +49,7 @@ RUNS = {
     "F8 replaced": ({"adapter_tensors": 28, "adapter_effect": 2.0, "adapter_lost": 0.0}, {"adapter_lost": 1.0}),
     "F9 rounded to nothing": ({"tensors_trainable": 26, "elements_moved": 1.0}, {"elements_moved": 0.004}),
     "F10 equal rewards": ({"groups": 8, "flat_groups": 3}, {"flat_groups": 8}),
+    "F10 equal completions": ({"groups_drawn": 12, "groups_alike": 1}, {"groups_alike": 12}),
     "F11 completions": ({"rollouts": 32, "clipped": 0.2}, {"clipped": 1.0}),
     "F11 prompts": ({"prompt_lengths": 3, "prompts_cut": 0}, {"prompts_cut": 2}),
     "F12 plain text": ({"prompt_lengths": 3, "prompts_without_template": 0}, {"prompts_without_template": 8}),

@@ -55,11 +55,11 @@ class RewardReport:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """The completions of one prompt: their rewards in all and by each function, and whether all are one text."""
+    """The completions of one prompt: their rewards in all and by each function, and their texts."""
 
     totals: tuple[float, ...]
     by_function: tuple[tuple[float | None, ...], ...]
-    same_text: bool
+    texts: tuple[str, ...]
 
 
 class RewardGuard(Guard):
@@ -116,7 +116,10 @@ class RewardGuard(Guard):
                 f"{self.report.flat} of {self.report.groups} groups had equal rewards; whether right answers get more "
                 f"than wrong ones was not asked{constant}",
                 [self._seen],
-                {"equal rewards": plants.equal_rewards([group.totals for group in self._recent])},
+                {
+                    "equal rewards": plants.equal_rewards([group.totals for group in self._recent]),
+                    "equal completions": plants.equal_completions([group.texts for group in self._recent]),
+                },
                 ("F10",),
             )
         super().on_train_end(args, state, control)
@@ -151,6 +154,7 @@ class RewardGuard(Guard):
         groups = _read_groups(kwargs, totals, columns)
         self._recent.extend(groups)
         seen = counts.of_rewards([group.totals for group in groups])
+        seen |= counts.of_draws([group.texts for group in groups])
         self._seen = {name: self._seen.get(name, 0) + count for name, count in seen.items()}
         self.report = dataclasses.replace(self.report, groups=self._seen["groups"], flat=self._seen["flat_groups"])
         if len(self._recent) < self.groups:
@@ -164,7 +168,7 @@ class RewardGuard(Guard):
         paid = "; ".join(
             f"{self._name(place)} gives {_span(self._paid(place))}" for place in range(len(self._functions))
         )
-        why = _SAME_TEXT if all(group.same_text for group in self._recent) else _ASK
+        why = _SAME_TEXT if all(len(set(group.texts)) == 1 for group in self._recent) else _ASK
         return f"{said}, one after the other: every advantage is 0, and so is the gradient. {paid}. Next: {why}"
 
     @property
@@ -212,7 +216,7 @@ def _read_groups(
         _Group(
             tuple(totals[start:end]),
             tuple(tuple(column[start:end]) for column in columns),
-            len(set(texts[start:end])) == 1,
+            tuple(texts[start:end]),
         )
         for start, end in zip(starts, [*starts[1:], len(prompts)])
         if end - start > 1

@@ -21,6 +21,14 @@ def of_rewards(groups: Sequence[Sequence[float | None]]) -> dict[str, int]:
     }
 
 
+def of_draws(groups: Sequence[Sequence[Any]]) -> dict[str, int]:
+    """Count groups of completions that were drawn, as ids or texts, and those whose completions are all the same."""
+    return {
+        "groups_drawn": len(groups),
+        "groups_alike": sum(all(each == group[0] for each in group) for group in groups),
+    }
+
+
 def of_worth(rewards: Sequence[float | None], right: Sequence[bool]) -> dict[str, Value]:
     """Compare what right completions are paid with what wrong ones are."""
     numbers = [(reward or 0.0, good) for reward, good in zip(rewards, right, strict=True)]

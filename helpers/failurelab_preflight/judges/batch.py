@@ -90,7 +90,8 @@ def judge_batch(training: Training) -> Iterator[Finding]:
     prompts: Sequence[Any] = (training.reward_inputs or {}).get("prompts") or ()
     drawn = getattr(training.trainer, "num_generations", None) or generations  # as it was cut
     arrived = counts.of_groups(prompts, drawn) if prompts else {}
-    if arrived.get("completions_left_over"):  # of one process, where a group lies on several
+    whole = (per_round or 0) // max(training.world_size, 1) % generations == 0
+    if arrived.get("completions_left_over") or not whole:  # of one process, where a group lies on several in the run
         arrived = {}
     measured = arrived | {"completions_a_group": generations, "completions_left_over": (per_round or 0) % generations}
     controls = {

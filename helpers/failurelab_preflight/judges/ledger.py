@@ -39,6 +39,7 @@ class _Reading:
         figures: that are told with it, each with the one that makes it large or small, or "".
         why: what is not known where it is found, so that it is a suspicion; "" where all is.
         of_loops: whether it is told of every loop of one's own, and not of what draws alone.
+        by_trainer: the repair where the script draws nothing by itself and changes the trainer: then it is told too.
     """
 
     failure: str
@@ -48,6 +49,7 @@ class _Reading:
     figures: tuple[tuple[str, str], ...]
     why: str = ""
     of_loops: bool = False
+    by_trainer: str = ""
 
 
 READINGS = (
@@ -62,6 +64,7 @@ READINGS = (
         "F13", "padding is trained on", "",
         "Cut what {maker} returns at the end of each completion, and its logprobs likewise.",
         (("padding_trained", "tokens_trained"),),
+        by_trainer="Leave the trainer's completion_mask as it is, or multiply it by your own.",
     ),
     _Reading(
         "F13", "the end is lost", "end",
@@ -105,20 +108,22 @@ def judge_ledger(
     """
     figures, controls = ledger.figures, ledger.controls
     for reading in READINGS:
-        if not (maker or reading.of_loops):
+        if not (maker or reading.of_loops or reading.by_trainer):
             continue
+        of_trainer = reading.of_loops or not maker
         failure = failures.get(reading.failure)
         own = [each for each in failure.mechanisms if each.name == reading.mechanism]
         judgement = verdicts.judge(dataclasses.replace(failure, mechanisms=tuple(own)), [figures], controls)
-        part = "" if reading.of_loops else maker
+        part = "" if of_trainer else maker
         more: dict[str, Any] = {"part": part, "fault": reading.fault}
         if judgement.verdict == verdicts.FOUND:
-            yield _found(training, reading, judgement.says, figures, code, more, where)
+            yield _found(training, reading, judgement.says, figures, code, more, where * of_trainer)
         elif reading.of_loops or judgement.verdict == verdicts.NOT_APPLICABLE:
             continue
         elif judgement.verdict == verdicts.HELD:
             said = ", ".join(f"{name} {figures[name]:.3g}" for name, _ in reading.figures if figures[name] is not None)
-            yield Finding.held(reading.failure, f"of what {maker} returned: {said}", own[0].control, **more)
+            whose = f"what {maker} returned" if maker else "what is trained on"
+            yield Finding.held(reading.failure, f"of {whose}: {said}", own[0].control, **more)
         else:
             yield Finding.not_checked(reading.failure, judgement.missing, **more)
 
@@ -136,7 +141,7 @@ def _found(
     told = [(name, figures[name], figures.get(scale)) for name, scale in reading.figures if figures[name] is not None]
     table = failures.figures.table()
     more["figures"] = tuple(Quantity(table[name].what, value, table[name].unit, scale) for name, value, scale in told)
-    repair, why = reading.repair.format(maker=maker), reading.why
+    repair, why = reading.repair.format(maker=maker) if maker else reading.by_trainer or reading.repair, reading.why
     if reading.fault == "end" and getattr(trainer.args, "mask_truncated_completions", False):
         says += ". With mask_truncated_completions each is taken for cut, and none of its tokens is trained on"
         why = ""
@@ -145,4 +150,4 @@ def _found(
         more["place"] = place
     if why:
         return Finding.suspected(reading.failure, says, why, repair, **more)
-    return Finding(reading.failure, says + where * reading.of_loops, repair, origin=SCRIPT * reading.of_loops, **more)
+    return Finding(reading.failure, f"{says}.{where}" if where else says, repair, origin=SCRIPT * bool(where), **more)

@@ -4,6 +4,7 @@ One that listens while the script trains is a class: inside `listening()` it hea
 """
 
 from failurelab_preflight.judges.batch import judge_batch
+from failurelab_preflight.judges.between import BetweenJudge
 from failurelab_preflight.judges.four_bit_placement import judge_four_bit_placement
 from failurelab_preflight.judges.gradients import GradientJudge
 from failurelab_preflight.judges.lengths import judge_dataset, judge_lengths
@@ -20,5 +21,10 @@ from failurelab_preflight.judges.updates import judge_updates
 BEFORE = (judge_four_bit_placement, judge_dataset, judge_template, judge_ends)
 # behind what the script's callbacks make of the models as training begins
 BEGINNING = (judge_reference, judge_updates, judge_replaced_adapter)
-DURING = (GradientJudge, RolloutJudge, LogitsJudge)  # the hooks of the first, the outermost, are called first
+DURING = (
+    GradientJudge,
+    RolloutJudge,
+    LogitsJudge,
+    BetweenJudge,
+)  # the hooks of the first, the outermost, are called first
 AFTER = (judge_batch, judge_optimizer, judge_rewards, leave_first_rewards, judge_preferences, judge_lengths)

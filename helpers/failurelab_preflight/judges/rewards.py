@@ -4,6 +4,7 @@ The room `rewards` asks and judges; here it is told what this trainer hands over
 F10 is a reward that is the same for all completions of a prompt, F14 one that never sees what it needs.
 """
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,9 +13,12 @@ import torch
 import transformers
 from packaging.version import Version
 
+from failurelab import plants
+from failurelab.measure import counts
 from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.batch import read_step
 from failurelab_preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.rewards import forms, signature, survey
 from failurelab_preflight.rewards.inputs import OWN, Inputs
 from failurelab_preflight.training import Training
@@ -23,6 +27,7 @@ ROWS = 4  # asked of
 _LOOKED_AT = 48  # rows among which they are chosen
 _DRAWN = 4  # completions of this run that are asked about too
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
+_COLD = 0.1  # a temperature at which all but the likeliest token are as good as never drawn
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
 _BETWEEN = ("_calculate_rewards", "_generate_and_score_completions")  # what is paid goes through them to the loss
 _RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
@@ -63,10 +68,43 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
             places.remove(place)
     between = [name for name in _BETWEEN if _is_own(training, getattr(type(training.trainer), name, None))]
     for finding in _survey(training, functions, places, rows) if places else ():
+        if finding.failure == "F10" and finding.verdict is Verdict.HELD:
+            finding = _judge_draws(training, finding)
         if finding.verdict is Verdict.HELD and between:  # a function alone says nothing of what is made of it
             why = f"{finding.evidence}; what the script's own {' and '.join(between)} makes of that was not asked"
             finding = Finding.not_checked(finding.failure, why, part=finding.part)
         yield finding
+
+
+def _judge_draws(training: Training, told: Finding) -> Finding:
+    """Return what is told of functions that pay differently, beside what was drawn for them in the run.
+
+    Where all completions of a prompt are the same, it does not matter what a function pays.
+    """
+    measured = counts.of_draws(training.drawn)
+    controls = {"equal completions": plants.equal_completions(training.drawn)}
+    said = "in {groups_alike} of {groups_drawn} groups that were drawn all completions are the same".format(**measured)
+    if settled := settle("F10", [measured], controls, said, "equal completions"):
+        if settled.verdict is not Verdict.HELD:
+            return dataclasses.replace(settled, why=f"{told.evidence}; {settled.why}")
+        return dataclasses.replace(
+            told, evidence=f"{told.evidence}; {said}", control=f"{told.control}; {settled.control}"
+        )
+    repair = "Draw with a temperature of about 1 and without top_k=1, so that the completions of a prompt differ."
+    found = f"{said}: their rewards are equal whatever a function pays, so every advantage is 0"
+    if max(len(ids) for group in training.drawn for ids in group) > 1 and (training.small or _is_greedy(training)):
+        return Finding("F10", found, repair, fault="draws")
+    why = "a model may know the answers to so few prompts by heart, and one token says little"
+    return Finding.not_checked("F10", f"{told.evidence}; {said}: {why}")
+
+
+def _is_greedy(training: Training) -> bool:
+    """Return whether the options of sampling leave the likeliest token alone, or nearly so."""
+    options = training.arguments | dict(training.arguments.get("generation_kwargs") or {})
+    options |= {name: value for name, (value, _) in training.model_defaults.items()}
+    temperature = options.get("temperature")
+    sharp = temperature is not None and temperature <= _COLD
+    return sharp or options.get("top_k") == 1 or options.get("do_sample") is False
 
 
 def leave_first_rewards(training: Training) -> Iterator[Finding]:
@@ -153,12 +191,13 @@ def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str,
 
 
 def _call_size(training: Training) -> dict[str, int]:
-    """Return how many completions of a group one call of a reward function holds, where that is a part of a group."""
+    """Return how many completions a group has, and how many of it one call holds, where that is a part of a group."""
     step = read_step(training)
-    if step is None or step.per_round is None:
+    if step is None:
         return {}
-    each = step.per_round // max(training.world_size, 1)
-    return {"part": each} if 0 < each < step.generations else {}
+    sizes = {"group": step.generations} if step.generations > 1 else {}
+    each = (step.per_round or 0) // max(training.world_size, 1)
+    return sizes | {"part": each} if 0 < each < step.generations else sizes
 
 
 def _opened(training: Training, inputs: Inputs) -> str:

@@ -10,7 +10,10 @@ from unittest import mock
 
 from failurelab import _greedy, guards
 from failurelab._unwrap import unwrap
+from failurelab.errors import attempt
 from failurelab.handles import is_unseen, wrap_method
+from failurelab.textbook.draws import ends_of, read_generation
+from failurelab.textbook.rows import Ids
 from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
 from failurelab_preflight.judges.rows import prompt_ids, prompted
@@ -76,7 +79,21 @@ class RolloutJudge:
 
     def _note_mode(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
         self._generated.add(generate.__self__.training)
-        return generate(*args, **kwargs)
+        output = generate(*args, **kwargs)
+        if not is_unseen():
+            attempt(self._note_draws, args, kwargs, output)  # after an error of ours these draws are not known
+        return output
+
+    def _note_draws(self, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Keep the completions of each prompt, as they were drawn: whether any of them differ is F10's."""
+        model = unwrap(self._trainer.model)
+        rows = read_generation(
+            model, ends_of(kwargs.get("generation_config"), model, self._tokenizer), args, kwargs, output
+        )
+        groups: dict[Ids, list[Ids]] = {}  # Online DPO draws first one for each prompt, and then another
+        for row in rows:
+            groups.setdefault(row.prompt, []).append(row.completion)
+        self._training.drawn += [group for group in groups.values() if len(group) > 1]
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""

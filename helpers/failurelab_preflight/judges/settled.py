@@ -17,6 +17,7 @@ def settle(
     places: Sequence[verdicts.Figures],
     controls: Mapping[str, verdicts.Figures],
     evidence: str,
+    mechanism: str = "",
     **more: Any,
 ) -> Finding | None:
     """Return what is to be said of a failure that was looked for; None where it is found: the judge tells how.
@@ -26,9 +27,12 @@ def settle(
         places: figures, as `verdicts.judge` takes them.
         controls: figures with each mechanism planted.
         evidence: what was seen, for a reader.
+        mechanism: of the failure, where one alone is judged here.
         more: of the finding.
     """
     failure = failures.get(id)
+    own = tuple(each for each in failure.mechanisms if mechanism in ("", each.name))
+    failure = dataclasses.replace(failure, mechanisms=own)
     judged = verdicts.judge(failure, places, controls)
     if judged.verdict == verdicts.FOUND:
         return None
@@ -37,11 +41,11 @@ def settle(
     if judged.verdict == verdicts.NOT_CHECKED:
         return Finding.not_checked(id, f"{evidence}; {judged.missing}", **more)
     seen = {}
-    for mechanism in failure.mechanisms:
-        planted = {**places[-1], **controls.get(mechanism.control, {})}
-        alone = dataclasses.replace(failure, mechanisms=(mechanism,))
+    for each in failure.mechanisms:
+        planted = {**places[-1], **controls.get(each.control, {})}
+        alone = dataclasses.replace(failure, mechanisms=(each,))
         if verdicts.judge(alone, [planted]).verdict == verdicts.FOUND:
-            seen[fill(mechanism.says, dict.fromkeys(fields(mechanism.says)) | planted)] = mechanism.control
+            seen[fill(each.says, dict.fromkeys(fields(each.says)) | planted)] = each.control
     return Finding.held(id, evidence, "; ".join(f"with {name} planted, {said}" for said, name in seen.items()), **more)
 
 

@@ -186,6 +186,13 @@ def _why_equal(x: Examination) -> Finding:
             return x.not_checked(f"{said}, but for the others", "F10")
         why = "it may catch its own errors"
         return x.suspected("unread", said, _LET_IT_DEPEND, why, "F10")
+    own_row = [each for each in x.completions if each.row == x.completions[0].row]
+    if tells := x.tells(own_row, is_right=True):
+        said += ", and tells those of one row apart where it is asked about them alone: it pairs completions with the "
+        said += "columns of other rows"
+        return x.found(
+            "pairs", said, "Read each column at the completion's own place: no offset, no other order.", tells
+        )
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
         return x.found("batch", said, "Return each completion's own reward.", tried, "F10")

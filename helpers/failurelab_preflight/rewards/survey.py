@@ -1,10 +1,13 @@
 """All reward functions of a trainer, each examined alone, and what the trainer adds up: one table with flags."""
 
 import dataclasses
+import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from failurelab.measure import counts
 from failurelab_preflight.finding import Finding
 from failurelab_preflight.repairs import Arguments
 from failurelab_preflight.rewards import figures, forms, signature
@@ -56,6 +59,7 @@ def survey(
     places: Sequence[int] = (),
     opened: str = "",
     drawn: Sequence[str] = (),
+    group: int = 4,
     **options: Any,
 ) -> RewardTable:
     """Ask each function alone about made-up completions, and judge what the trainer adds up.
@@ -68,6 +72,7 @@ def survey(
         places: of the functions that are asked; all by default.
         opened: what the prompt has written of a completion already.
         drawn: completions of a model, to be asked about too.
+        group: completions of one prompt that stand together in the run.
         options: of `Examination`.
     """
     weights = [1.0] * len(functions) if weights is None else list(weights)
@@ -110,7 +115,7 @@ def survey(
     if kept and any(x.varies for x in examined):
         totals = [sums[each] for each in kept]
         said += _judge_sum(
-            examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
+            examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said), group
         )
     table = tabulate(examined, said)
     notes = [*scale_notes(table, [weights[place] for place in places])]
@@ -146,6 +151,7 @@ def _judge_sum(
     weights: Sequence[float],
     whole: bool,
     accused: bool,
+    group: int,
 ) -> Iterator[Finding]:
     """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
     ends = [
@@ -157,6 +163,9 @@ def _judge_sum(
         what = f"{said}: with reward_weights {list(weights)} the sum is the same for all completions of a prompt"
         repair = "Give each function that is to teach a weight that the others do not cancel."
         yield Finding("F10", what, repair)
+        return
+    if flag := _judge_groups(examined, kept, totals, said, group):
+        yield flag
         return
     first = examined[0]
     planted = Examination(one_for_all, first.key, dataclasses.replace(first.inputs, more={}, usual={}), kept)
@@ -210,6 +219,38 @@ def _judge_sum(
         yield Finding.held("F14", said, control)
     elif less and rows_less == {each.row for each in kept} and any(x.pairs[0] for x in asking):
         yield wrong_sign("", "the sum of all functions has", column, less)
+
+
+def _judge_groups(
+    examined: Sequence[Examination], kept: list[Completion], totals: list[float], said: str, size: int
+) -> Finding | None:
+    """Ask once more in the layout of the run: a function may pay each completion what its whole group is worth.
+
+    A group is `size` completions of one prompt, the best and the worst in turn, and one group is behind the other.
+    """
+    asked: list[Completion] = []
+    for row in sorted({each.row for each in kept}):
+        own = sorted(zip(*_of_row(row, kept, totals)), key=operator.itemgetter(1))
+        if own[-1][1] - own[0][1] > figures.SAME:
+            turns = [own[-1 - at // 2 if at % 2 else at // 2][0] for at in range(len(own))]
+            asked += itertools.islice(itertools.cycle(turns), size)
+    paid = [0.0] * len(asked)
+    for x in examined:
+        reply = x.ask(asked)
+        if reply.error or len(reply.values) != len(asked):
+            why = reply.unasked or reply.error or reply.returned or f"{len(reply.values)} rewards"
+            what = f"{said}; in groups of {size}, as the run has them, {x.key} could not be asked: {why}"
+            return Finding.not_checked("F10", what)
+        numbers = (0.0 if value is None or math.isnan(value) else value for value in reply.values)
+        paid = [total + x.weight * value for total, value in zip(paid, numbers)]
+    counted = counts.of_rewards([[round(each, 9) for each in paid[at : at + size]] for at in range(0, len(paid), size)])
+    if counted["flat_groups"] < counted["groups"]:
+        return None
+    what = (
+        f"{said}; but in groups of {size}, as the run has them, all completions of each of {counted['groups']} groups "
+    )
+    what += "get the same, right and wrong ones together, so every advantage is 0"
+    return Finding("F10", what, "Pay each completion its own worth, not that of its group.", fault="groups")
 
 
 def _of_row(row: int, kept: Sequence[Completion], totals: Sequence[float]) -> tuple[list[Completion], list[float]]:
