@@ -1,6 +1,6 @@
 """A process for each stack that has imported the libraries: what preflight starts in that stack is forked from it.
 
-To import them takes five seconds of a core, half of what a test that asks preflight takes. A kept process runs nothing,
+To import them takes five seconds of a core, half of such a test. A kept process runs nothing,
 so what is forked from it is as one that has just imported them. With another environment than the tests' a process is
 started as usual. Tests of what is left behind have `own_processes`.
 

@@ -24,7 +24,7 @@ TODAY = (
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards ledger logits "
-    "logits_guard logits_repair mismatch models no_gpu placement plants preflight_batch "
+    "logits_guard logits_repair mismatch models no_gpu placement plants preflight_batch preflight_between "
     "preflight_more preflight_releases preflight_reward preflight_script preflight_step preflight_tokens rewards "
     "rollouts second_device step_guard textbook textbook_algorithms textbook_engines trainers updates"
 )
