@@ -85,13 +85,13 @@ class BetweenJudge(TrainerCallback):
     def answers(self) -> Iterator[Finding]:
         """Yield what is not known by it, and a step that is taken back."""
         elements, stepped, left = self._counts
+        share = left / elements if elements else None
+        judged = verdicts.judge(failures.get("F9"), [{"tensors_trainable": 1, "elements_moved": share}])
         if self._changed:
             known = [each for each in self._trainer.callback_handler.callbacks if self._is_own(each)]
             names = ", ".join(dict.fromkeys(type(each).__name__ for each in known))
             said = f"something else than the optimizer changes the policy's weights {self._changed}"
             said += f" (the script's callbacks: {names})" * bool(names)
-            share = left / elements if elements else None
-            judged = verdicts.judge(failures.get("F9"), [{"tensors_trainable": 1, "elements_moved": share}])
             if judged.verdict == verdicts.FOUND:
                 said += f": {stepped / elements:.1%} of the numbers with a gradient move by a step of the cut training"
                 said += f", and {left / elements:.1%} are others as the next one begins"
@@ -109,8 +109,8 @@ class BetweenJudge(TrainerCallback):
             whose = "the policy's weights" if self._changed else "the reference's weights"
             why = f"something else than the optimizer changes {whose} {when}; they were compared as training began"
             yield Finding.not_checked("F19", why)
-        if not self._changed and elements and left < 0.05 * elements:
-            why = f"{left / elements:.1%} of the numbers with a gradient move in a step of the cut training"
+        if not self._changed and judged.verdict == verdicts.FOUND:
+            why = f"{share:.1%} of the numbers with a gradient move in a step of the cut training"
             yield Finding.not_checked("F9", f"{why}, which the load does not explain")
 
     def _is_own(self, callback: Any) -> bool:
