@@ -41,14 +41,11 @@ RUNS = {
         "textbook_algorithms textbook_engines textbook_options trainers"
     ),
 }
-# A reward function is called with texts. A release decides what it does with None, with columns and special tokens, and
-# which of its methods calls the function.
+# A reward function is called with texts. A release decides what it does with None, with columns and special tokens.
 SOME = {
     "preflight_reward": (
         "test_none_is_masked_by_the_releases_that_mask_it test_columns_that_the_trainer_drops "
-        "test_a_dead_function_beside_others_is_named_and_nothing_held_of_it "
         "test_tags_that_the_trainer_leaves_out_where_it_decodes "
-        "test_a_function_that_the_script_s_own_method_never_calls_is_not_accused "
         "test_what_the_trainer_handed_over_is_what_a_function_is_asked_with"
     ),
 }

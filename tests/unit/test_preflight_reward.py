@@ -1,20 +1,14 @@
 """Reward functions asked about made-up completions: what each can never reward, and silence for what is only odd."""
 
 import asyncio
-import contextlib
 import copy
 import dataclasses
-import fractions
-import json
 import os
-import pathlib
 import random
 import re
 import tempfile
 import time
 import types
-import unicodedata
-import zlib
 
 import datasets
 import pytest
@@ -27,8 +21,7 @@ from failurelab_preflight.judges import batch
 from failurelab_preflight.judges.preferences import judge_preferences
 from failurelab_preflight.judges.rewards import judge_rewards
 from failurelab_preflight.judges.rows import installed_version
-from failurelab_preflight.rewards import asking, forms, patterns, references, signature, survey
-from failurelab_preflight.rewards.inputs import Inputs
+from failurelab_preflight.rewards import asking, forms, references
 from failurelab_preflight.training import Training
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
@@ -37,9 +30,11 @@ WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
 KINDS = PLAIN | {"task": ["math", "coding", "math", "coding"]}
 MASKED = installed_version("trl") >= Version("0.16")  # None and NaN are left out of the sum
-ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
 XML = "Respond in this format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n"
+QUERY = "Think first. Then write your query:\n```sql\n-- your query here\n```"
+CODE = "Box the answer. Given is this code:\n```python\nprint(3)\n```"
+OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
 
 
 @pytest.fixture
@@ -49,17 +44,14 @@ def in_forks():
 
 @pytest.fixture(autouse=True)
 def asked_here(request, monkeypatch):
-    """Ask in this process: a fork of so large a one takes as long as all else. What a function keeps is in a fork."""
+    """Ask in this process: a fork of so large a one takes as long as all else. A second call is made in a fork."""
     if "in_forks" in request.fixturenames:
         return
     fork, ask = asking.in_fork, asking.Asker.ask
-    keeps = getattr(
-        getattr(request.node, "callspec", None) and request.node.callspec.params.get("case"), "keeps", False
-    )
 
     def ask_here(asker, make, count, prepare=None, size=0):
         with pytest.MonkeyPatch.context() as forks:
-            if prepare or keeps:
+            if prepare:
                 forks.setattr(asking, "in_fork", fork)
             return ask(asker, make, count, prepare, size)
 
@@ -67,10 +59,10 @@ def asked_here(request, monkeypatch):
     monkeypatch.setattr(asking.Asker, "ask", ask_here)
 
 
-def told(system, rows=PLAIN):
+def told(system):
     """Return rows whose prompts begin with a system's message."""
     prompts = [[{"role": "system", "content": system}, {"role": "user", "content": text}] for text in PLAIN["prompt"]]
-    return rows | {"prompt": prompts}
+    return PLAIN | {"prompt": prompts}
 
 
 def answers_as(write):
@@ -81,13 +73,52 @@ def text(completion):
     return completion if isinstance(completion, str) else completion[0]["content"]
 
 
-def exact(completions, answer, **_):
-    return [float(text(completion) == right) for completion, right in zip(completions, answer)]
+def each(pay):
+    """Return a reward function that pays each completion by its text and its row's answer."""
+
+    def reward(completions, answer, **_):
+        return [pay(text(completion), right) for completion, right in zip(completions, answer)]
+
+    return reward
 
 
-def tagged(prompts, completions, answer, **kwargs):
-    found = [re.search(r"<reasoning>.*?</reasoning>\s*<result>(.*?)</result>", text(c), re.S) for c in completions]
-    return [2.0 if match and match[1].strip() == right else 0.0 for match, right in zip(found, answer)]
+def unaware(pay):
+    """Return a reward function that asks for no column."""
+
+    def reward(completions, **_):
+        return [pay(text(completion)) for completion in completions]
+
+    return reward
+
+
+exact = each(lambda said, right: float(said == right))
+stripped = each(lambda said, right: float(said.strip() == right))
+stripped_and_short = each(lambda said, right: float(said.strip() == right) - 0.05 * len(said))
+as_long_as_the_answer = each(lambda said, right: -float(abs(len(said) - len(str(right)))))
+last_number = each(lambda said, right: float(re.findall(r"-?\d+", said)[-1:] == [right]))
+last_number_bare = each(lambda said, right: float(re.findall(r"-?\d+", said)[-1:] == re.findall(r"\d+", right)[:1]))
+tagged = each(lambda said, right: 2.0 * bool(re.search(rf"<answer>\s*{re.escape(right)}\s*</answer>", said)))
+errors_paid = each(lambda said, right: float(said != right))
+lower = each(lambda said, right: float(right in said.lower()))
+boxed = each(lambda said, right: float(re.findall(r"\\boxed\{(.*?)\}", said)[-1:] == [right]))
+sql_block = each(lambda said, right: float(said.partition("```sql\n")[2].partition("```")[0].strip() == right))
+unknown_form = each(lambda said, right: float(said.endswith(f"~~{right}~~") and len(said) > 90))
+in_each_other = each(lambda said, right: float(said.strip() in right or right in said))
+# To be paid with a negative weight: nothing for a right answer, and 1 for no number at all.
+miss = each(lambda said, right: min(abs(int(said) - int(right)), 10) / 10 if said.isdecimal() else 1.0)
+in_reasoning = each(lambda said, right: float(right in said.split("</think>")[0]))
+penalty_for_answer_alone = each(lambda said, right: -0.1 if said.strip() == right else 0.0)
+noisy = each(lambda said, right: float(said == right) + random.random() / 10)
+nan_for_no_number = each(lambda said, right: float(said == right) if re.search(r"\d", said) else float("nan"))
+shorter = unaware(lambda said: -float(len(said)))
+chance = unaware(lambda said: random.random())
+flat = unaware(lambda said: 0.0 * len(said))
+half = unaware(lambda said: 0.5)
+all_none = unaware(lambda said: None)
+infinite = unaware(lambda said: float("inf") if "answer" in said else 0.0)
+first_word = unaware(lambda said: float(said.split()[0] == "The"))
+ended = unaware(lambda said: float(said.endswith("<|im_end|>")))
+one_line_wanted = unaware(lambda said: float(bool(re.fullmatch(r"[^\n]{1,200}", said))))
 
 
 def distance(completions, answer, **_):
@@ -95,23 +126,13 @@ def distance(completions, answer, **_):
     return [-abs(int(n[-1]) - int(right)) if n else -100.0 for n, right in zip(numbers, answer)]
 
 
-def miss(completions, answer, **_):
-    """To be paid with a negative weight: nothing for a right answer, and 1 for no number at all."""
-    pairs = zip(map(text, completions), answer)
-    return [min(abs(int(said) - int(right)), 10) / 10 if said.isdecimal() else 1.0 for said, right in pairs]
+def noise(scale):
+    return unaware(lambda said: scale * random.random())
 
 
-def in_reasoning(completions, answer, **_):
-    """To be paid with a negative weight: the answer stands in the reasoning already."""
-    return [float(right in text(completion).split("</think>")[0]) for completion, right in zip(completions, answer)]
-
-
-def shorter(completions, **_):
-    return [-float(len(text(completion))) for completion in completions]
-
-
-def noisy(completions, answer, **_):
-    return [reward + random.random() / 10 for reward in exact(completions, answer)]
+def matches(pattern, flags=0):
+    """Return a reward for a format, as people write them."""
+    return unaware(lambda said: 1.0 if re.match(pattern, said, flags) else 0.0)
 
 
 async def later(completions, answer, **_):
@@ -122,12 +143,8 @@ async def later(completions, answer, **_):
 class Scorer:
     """As many write them: an object that is called."""
 
-    __name__ = "scorer"
-    pattern = re.compile(r"<result>(.*?)</result>")
-
     def __call__(self, completions, answer, **_):
-        found = [self.pattern.search(text(completion)) for completion in completions]
-        return tuple(1.5 if match and match[1] == right else -1.5 for match, right in zip(found, answer))
+        return tuple(tagged(completions, answer))
 
 
 def ranked(completions, answer, **_):
@@ -136,28 +153,25 @@ def ranked(completions, answer, **_):
     return [sum(other < each for other in given) / len(given) for each in given]
 
 
-def one_line_wanted(completions, **_):
-    return [float(bool(re.fullmatch(r"[^\n]{1,200}", text(c)))) for c in completions]
+def above_the_mean(completions, answer, **_):
+    """Pay the best of a call 1, and the mean 0."""
+    paid = distance(completions, answer)
+    return [value - sum(paid) / len(paid) for value in paid]
 
 
-def penalty_for_answer_alone(completions, answer, **_):
-    """Beside a function for right answers: an answer without a word of reasoning gets a little less."""
-    return [-0.1 if text(c).strip() == right else 0.0 for c, right in zip(completions, answer)]
+def unread(completions, **_):
+    return [0.0 for _ in completions]
 
 
-SOUND = [exact, tagged, distance, noisy, later, Scorer(), ranked]
-
-
-def ones(completions, **_):
-    return [1.0 for _ in completions]
-
-
-def of_the_prompt(prompts, completions, **_):
-    return [float(len(prompt)) for prompt in prompts]
-
-
-def chance(completions, **_):
-    return [random.random() for _ in completions]
+def catches_all(completions, **_):
+    """As people run what a model has written: no made-up completion is a program."""
+    paid = []
+    for completion in completions:
+        try:
+            paid.append(float(eval(text(completion).strip()) == "no such value"))
+        except Exception:
+            paid.append(0.0)
+    return paid
 
 
 def one_number(completions, answer, **_):
@@ -165,53 +179,38 @@ def one_number(completions, answer, **_):
 
 
 def mean_of_all(completions, answer, **_):
-    scores = exact(completions, answer)
-    return [sum(scores) / len(scores)] * len(scores)
+    return [one_number(completions, answer)] * len(completions)
 
 
-REMEMBERED = {}
+def of_another_row(completions, answer, **_):
+    """Pay by the answers from the middle of the batch on, as a process does that counts from another one's rows."""
+    middle = len(completions) // 2
+    return exact(completions, [*answer[middle:], *answer[:middle]])
 
 
-def remembered_by_prompt(prompts, completions, answer, **_):
-    return [REMEMBERED.setdefault(p, exact([c], [a])[0]) for p, c, a in zip(prompts, completions, answer)]
+def of_the_group(completions, answer, **_):
+    own = exact(completions, answer)
+    return [sum(own[at - at % 4 : at - at % 4 + 4]) / 4 for at in range(len(own))]
+
+
+def above_its_group(completions, answer, **_):
+    return [one - mean for one, mean in zip(exact(completions, answer), of_the_group(completions, answer))]
+
+
+def first_of_batch(completions, answer, **_):
+    return [float(text(completion) == answer[0]) for completion in completions]
 
 
 def some(completions, **_):
     return [float(len(text(completion))) for completion in completions if text(completion)]
 
 
-def nothing(completions, **_):
-    for completion in completions:
-        text(completion)
+def as_texts(completions, answer, **_):
+    return [str(value) for value in exact(completions, answer)]
 
 
-def unread_numbers(completions, answer, **_):
-    matches = [ANSWER.search(text(completion)) for completion in completions]
-    return [float(bool(match) and match[1] == right) for match, right in zip(matches, answer)]
-
-
-def stripped(completions, answer, **_):
-    return [float(text(completion).strip() == right) for completion, right in zip(completions, answer)]
-
-
-def stripped_and_short(completions, answer, **_):
-    return [reward - 0.05 * len(text(c)) for reward, c in zip(stripped(completions, answer), completions)]
-
-
-def as_long_as_the_answer(completions, answer, **_):
-    return [-float(abs(len(text(completion)) - len(str(right)))) for completion, right in zip(completions, answer)]
-
-
-def lower(completions, answer, **_):
-    return [float(right in text(completion).lower()) for completion, right in zip(completions, answer)]
-
-
-def last_number(completions, answer, **_):
-    return [float(re.findall(r"-?\d+", text(c))[-1:] == [right]) for c, right in zip(completions, answer)]
-
-
-def last_number_bare(completions, answer, **_):
-    return last_number(completions, [re.findall(r"\d+", right)[0] for right in answer])
+def own_reference(completions, answer, **_):
+    return [float(right == text) for right, text in zip(answer, completions)]
 
 
 def messages_as_text(completions, answer, **_):
@@ -245,73 +244,66 @@ def no_kwargs(completions):
     return [float(len(completion)) for completion in completions]
 
 
-def errors_paid(completions, answer, **_):
-    return [float(text(completion) != right) for completion, right in zip(completions, answer)]
-
-
-def first_word(completions, **_):
-    return [float(text(completion).split()[0] == "The") for completion in completions]
-
-
-def nan_for_no_number(completions, answer, **_):
-    return [float("nan") if not re.search(r"\d", text(c)) else float(text(c) == r) for c, r in zip(completions, answer)]
-
-
-def infinite(completions, **_):
-    return [float("inf") if "answer" in text(completion) else 0.0 for completion in completions]
-
-
-def all_none(completions, **_):
-    return [None for completion in completions if text(completion) is not None]
-
-
 def coding_alone(completions, task, **_):
     return [float("def" in text(c)) if kind == "coding" else None for c, kind in zip(completions, task)]
 
 
-def unknown_form(completions, answer, **_):
-    return [float(text(c).endswith(f"~~{right}~~") and len(text(c)) > 90) for c, right in zip(completions, answer)]
+def raising(on, function):
+    """Return the reward function with an error of its own for completions that `on` is true for."""
+
+    def raises(completions, answer, **_):
+        if any(on(text(completion), right) for completion, right in zip(completions, answer)):
+            raise RuntimeError("not expected")
+        return function(completions=completions, prompts=list(answer), answer=answer)
+
+    return raises
 
 
-def matches(pattern, flags=0, call=re.match):
-    """Return a reward for a format, as people write them."""
-
-    def format_reward(completions, **kwargs):
-        return [1.0 if call(pattern, text(completion), flags) else 0.0 for completion in completions]
-
-    return format_reward
+def cutting(completions, answer, **_):
+    """Pay the first digit, and leave nothing else to whoever comes after."""
+    for completion in completions:
+        completion[0]["content"] = completion[0]["content"][:1]
+    return [float(text(completion) == right[:1]) for completion, right in zip(completions, answer)]
 
 
-def json_reward(key):
-    def score(completions, answer, **_):
-        rewards = []
-        for completion, right in zip(completions, answer):
-            try:
-                rewards.append(1.0 if str(json.loads(text(completion))[key]) == right else -1.0)
-            except (ValueError, KeyError, TypeError):
-                rewards.append(-1.0)
-        return rewards
+def using_up(completions, answer, **_):
+    return [float(text(completion) == answer.pop(0)) for completion in completions]
 
-    return score
+
+def remembering(kept):
+    """Return a reward that is paid for what was not answered before."""
+
+    def new(completions, answer, **_):
+        paid = [float(text(c) == right and text(c) not in kept) for c, right in zip(completions, answer)]
+        kept.update(map(text, completions))
+        return paid
+
+    return new
+
+
+def counting(completions, answer, calls=[0], **_):  # noqa: B006
+    """A bonus that grows from call to call: which answers are right, it goes on telling."""
+    calls[0] += 1
+    return [value * calls[0] for value in exact(completions, answer)]
+
+
+def once(completions, answer, calls=[], **_):  # noqa: B006
+    """Raise where the process has called it before: the parent's calls do not count."""
+    if os.getpid() in calls:
+        raise ValueError("the iterator is empty")
+    calls.append(os.getpid())
+    return exact(completions, answer)
 
 
 def training(functions, rows=PLAIN, **attributes):
     functions = functions if isinstance(functions, list) else [functions]
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     args = types.SimpleNamespace(remove_unused_columns=attributes.pop("remove_unused_columns", False))
-    given = {
-        "environment_factories": None,
-        "tools": None,
-        "chat_template": None,
-        "chat_template_kwargs": {},
-        "_is_vlm": False,
-    }
-    given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None} | attributes
-    vars(trainer).update(given)
-    # some groups of a run may well be alike
-    return Training(
-        trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows), drawn=[[(1, 2), (1, 3)], [(4, 5)] * 2]
-    )
+    given = dict.fromkeys(("environment_factories", "tools", "chat_template", "reward_weights", "state"))
+    given |= {"chat_template_kwargs": {}, "_is_vlm": False, "reward_funcs": functions, "args": args}
+    vars(trainer).update(given | attributes)
+    drawn = [[(1, 2), (1, 3)], [(4, 5)] * 2]  # some groups of a run may well be alike
+    return Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows), drawn=drawn)
 
 
 def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
@@ -322,32 +314,147 @@ def found(answers):
     return [answer for answer in answers if answer.verdict is Verdict.FOUND]
 
 
-@pytest.mark.parametrize(
-    ("function", "rows", "kind"),
-    [
-        (another_key, PLAIN, repairs.Keyword),
-        (infinite, PLAIN, type(None)),
-    ],
-)
-def test_what_can_be_edited_has_an_undo(function, rows, kind, tokenizer):
-    (finding,) = found(judge([function], rows, tokenizer))
-    assert type(finding.undo) is kind
+def in_short(answers):
+    """Return verdicts: the failure and its fault, which function has it, whether an undo was tried, and if it ends."""
+    lines = []
+    for each in answers:
+        fault, place = f":{each.fault}" * bool(each.fault), each.part.replace("reward_funcs[", " @").replace("]", "")
+        undone = " tried" * bool(each.tried) + " ends" * each.ends
+        lines.append(f"{each.verdict.value} {each.failure}{fault}{place}{undone}")
+    return ", ".join(sorted(lines))
+
+
+NUMBERS = PLAIN | {"answer": [7, 11, 17, 42]}
+FLOATS = CHAT | {"answer": [7.0, 11.0, 17.0, 42.0]}
+MISSING = PLAIN | {"answer": ["7", "11", None, "42"]}
+LATER = {name: 48 * values for name, values in KINDS.items()}
+R1_TAGS, XML_TAGS = r"^<think>.*?</think><answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
+WELL = "HELD F10, HELD F14"
+WELL_BUT = "HELD F10, HELD F14, NOT CHECKED F14 @"
+NO_REFERENCE = "HELD F10, NOT CHECKED F14 @0"
+REFERENCE = "FOUND F14:reference @0 tried"
+FORM = "FOUND F14:form @0 tried"
+COLUMN = "FOUND F14:column @0 tried ends"
+RAISES = "FOUND F14:raises @0 tried ends"
+LINES = "FOUND F14:line breaks @0 tried, HELD F10"
+SIGN = "FOUND F14:sign @{} tried, HELD F10"
+UNKNOWN = "NOT CHECKED F14 @0"
+IN_PLACE = "HELD F10, SUSPECTED F14:in place @"
+CASES = {
+    # The right answer gets more, in both forms of a dataset, and as people write such functions.
+    "plain": (WELL, exact),
+    **{f"chat-{n}": (WELL, f, CHAT) for n, f in enumerate((distance, noisy, later, Scorer(), ranked))},
+    "with-signs": (WELL, last_number_bare, answers_as("${}$".format)),
+    "floats": (WELL, each(lambda said, right: float(said.strip() == f"{right:g}")), FLOATS),
+    # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
+    "a-length": (NO_REFERENCE, as_long_as_the_answer, NUMBERS),
+    "shorter": (NO_REFERENCE, shorter, CHAT),
+    "one-line": (NO_REFERENCE, one_line_wanted, CHAT),
+    # The same for all, and what was measured with one thing undone.
+    "unread": ("SUSPECTED F10:unread @0", unread, CHAT),
+    "catches": (UNKNOWN, catches_all, CHAT),
+    "read-and-flat": ("SUSPECTED F10 @0", unaware(lambda said: 0.5 + 0 * len(said))),
+    "flat-beside": ("HELD F10, HELD F14, NOT CHECKED F10 @0", [half, exact]),
+    "no-form-known": (UNKNOWN, unknown_form),
+    "one-number": ("FOUND F10:one number @0 tried", one_number),
+    "a-batch": ("FOUND F10:batch @0 tried", mean_of_all),
+    "a-group": ("FOUND F10:groups", of_the_group),
+    "within-its-group": (WELL, above_its_group),
+    "another-row": ("FOUND F14:pairs @0 tried", of_another_row),
+    "first-row": ("HELD F10, NOT CHECKED F14", first_of_batch),
+    "count": ("FOUND F14:count @0 ends", some),
+    "texts": ("FOUND F14:count @0 ends", as_texts),
+    "lower-case": (REFERENCE, lower, WORDS),
+    "number": (REFERENCE, stripped, NUMBERS),
+    "number-and-short": (f"{REFERENCE}, HELD F10", stripped_and_short, NUMBERS),
+    "unit": (REFERENCE, last_number, answers_as("{} pages".format)),
+    "solution": (
+        REFERENCE,
+        own_reference,
+        PLAIN | {"answer": [f"So\n#### {n}" for n in (7, 11, 17, 4)]},
+    ),
+    "no-reference": (UNKNOWN, stripped, PLAIN | {"answer": [None] * 4}),
+    "messages": (FORM, messages_as_text, CHAT),
+    "swallowed": (FORM, message_caught, CHAT),
+    "argument": (COLUMN, another_column),
+    "key": (COLUMN, another_key),
+    "key-got": ("FOUND F14:column @0 tried", another_key_got),
+    "keywords": ("FOUND F14:keywords @0 tried ends", no_kwargs),
+    "sign": (SIGN.format(0), errors_paid, CHAT),
+    "infinite": ("FOUND F14:no number @0", infinite),
+    # Chance that breaks ties, and chance that drowns the others.
+    "chance": ("FOUND F14:chance @0, HELD F10", chance),
+    "a-tie": (WELL_BUT + "0", [noise(1e-3), exact]),
+    "drowned": ("FOUND F14:chance @0, HELD F10", [noise(1.0), exact]),
+    # An error for some completions hides nothing of what is given to the others.
+    "raises": (f"{RAISES}, {NO_REFERENCE}", first_word),
+    "raises-well": (f"{RAISES}, HELD F10", raising(lambda said, right: not said, exact)),
+    "raises-sign": (f"{RAISES}, {SIGN.format(0)}", raising(lambda said, right: not said, errors_paid)),
+    "raises-row": (
+        f"FOUND F10:batch @0 tried, {RAISES}",
+        raising(lambda said, right: right is None, mean_of_all),
+        MISSING,
+    ),
+    # A format that no completion has: open-r1 #237, its n for a line break; TRL #6966: the prompt has the tag.
+    "no-dotall": (LINES, [matches(R1_TAGS), last_number], told(R1)),
+    "dotall": (WELL_BUT + "0", [matches(R1_TAGS, re.S), last_number], told(R1)),
+    "an-n": (WELL_BUT + "0", [matches(XML_TAGS, re.S), last_number], told(XML)),
+    "asked-for-one-line": (NO_REFERENCE, matches(R1_TAGS), told("In one line. " + R1)),
+    "opened": (f"{FORM}, HELD F10", [matches(r"^<think>.*?</think>", re.S), last_number], CHAT, OPENED),
+    "opened-well": (WELL_BUT + "0", [matches(r"^(<think>)?.*?</think>", re.S), last_number], CHAT, OPENED),
+    "ended": (WELL_BUT + "1", [exact, ended], CHAT),
+    # A form that the prompt shows is to be paid; a block that is a part of the question is none.
+    "shown": (WELL, sql_block, told(QUERY)),
+    "not-shown": (f"{FORM}, HELD F10", boxed, told(QUERY)),
+    "question": (WELL, boxed, told(CODE)),
+    "empty-is-right": ("HELD F10, SUSPECTED F14", in_each_other),
+    # Every second row is of one kind: rows that are looked at in even steps would all be of the other.
+    "kinds": ("HELD F10, HELD F14, NOT CHECKED F14 @1", [last_number, coding_alone], LATER),
+    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A penalty that others outweigh
+    # is no wrong sign. A weight of 0 beside another that asks is odd and no more.
+    "cancel": ("FOUND F10, NOT CHECKED F14 @1", [exact, exact], [1.0, -1.0]),
+    "all-0": ("FOUND F10", [exact, distance], [0.0, 0.0]),
+    "negative": (SIGN.format(0), [exact], [-1.0]),
+    "tutor": ("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [exact, shorter], [-1.0, 1.0]),
+    "penalty": (WELL_BUT + "1", [exact, penalty_for_answer_alone]),
+    "penalty-weighed": (WELL_BUT + "1", [last_number, in_reasoning], [1.0, -1.0]),
+    "right-at-0": ("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], [0.0, 1.0]),
+    "one-at-0": (WELL, [exact, distance], [0.0, 1.0]),
+    # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
+    "turned-twice": (SIGN.format(1), [exact, distance], [1.0, -0.1]),
+    "turned-twice-small": (WELL_BUT + "1", [exact, distance], [1.0, -0.001]),
+    "turned": (WELL, [exact, miss], [1.0, -1.0]),
+    "not-turned": (SIGN.format(1), [exact, miss], [1.0, 1.0]),
+    # Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more.
+    "outweighed": ("HELD F10, NOT CHECKED F14, NOT CHECKED F14 @1", [exact, shorter], [1.0, 1.0]),
+    # What a function leaves to those after it, which get the same lists, and what it keeps from call to call.
+    "in-place": (IN_PLACE + "0", [cutting, exact], CHAT),
+    "columns-in-place": (IN_PLACE + "1", [exact, using_up, exact], CHAT),
+    "in-place-last": (WELL, [exact, cutting], CHAT),
+    "memory": ("SUSPECTED F14:memory @0", remembering(set())),
+    "second-call": ("FOUND F14:second call @0 tried ends", once),
+    "counting": (WELL, counting),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_said_of_reward_functions(case, tokenizer):
+    """Each kind of function that people write, in a line of verdicts; words are the goldens'."""
+    said, functions, *more = CASES[case]
+    weights = more.pop(0) if more and isinstance(more[0], list) else None
+    rows, template, *_ = [*more, None, None]
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = template or own.chat_template
+    assert in_short(judge(functions, rows or PLAIN, own, reward_weights=weights)) == said
 
 
 def test_reward_functions_of_one_name_are_told_apart(tokenizer):
-    """Two lambdas, or the same function twice: each answer says the place in reward_funcs, and so does its repair."""
-    first, second = (
-        (lambda completions, answer, **_: exact(completions, answer)),
-        (lambda completions, answer, **_: errors_paid(completions, answer)),
-    )
-    (finding,) = found(judge([first, second], tokenizer=tokenizer, reward_weights=[1.0, 2.0]))
-    assert finding.part == "reward_funcs[1]"
+    """The same function twice: each answer says the place in reward_funcs, and so does its repair."""
     (finding,) = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -2.0]))
     assert finding.part == "reward_funcs[1]"
     assert finding.undo == repairs.Arguments({"reward_weights": [1.0, 2.0]})
-
-
-OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
+    (finding,) = found(judge(another_key, tokenizer=tokenizer))
+    assert type(finding.undo) is repairs.Keyword
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -355,72 +462,23 @@ def test_tags_that_the_trainer_leaves_out_where_it_decodes(special, tokenizer):
     """A tag that was added as a special token is in no completion; one that was added as a word is."""
     own = copy.deepcopy(tokenizer)
     own.add_tokens(["<answer>", "</answer>"], special_tokens=special)
-    function = matches(r"<answer>.*?</answer>")
-    findings = found(judge([function, last_number], told(R1), own))
-    assert [finding.part for finding in findings] == ["reward_funcs[0]"] * special
-    assert all("'</answer>' and '<answer>' are special tokens" in finding.evidence for finding in findings)
-
-
-ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
-IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"
-
-
-def boxed(completions, answer, **_):
-    return [float(re.findall(r"\\boxed\{(.*?)\}", text(c))[-1:] == [right]) for c, right in zip(completions, answer)]
-
-
-def half(completions, **_):
-    scores = []
-    for completion in completions:
-        text(completion)
-        scores.append(0.5)
-    return scores
-
-
-def by_prompt(completions, answer, **_):
-    return [float(right) / 10 for _, right in zip([text(each) for each in completions], answer)]
-
-
-def always_well(completions, **_):
-    return [1.0 if text(completion) is not None else 0.0 for completion in completions]
-
-
-@pytest.mark.parametrize("function", [ones, all_none, unknown_form])
-def test_a_dead_function_beside_others_is_named_and_nothing_held_of_it(function, tokenizer):
-    """A constant adds nothing to any advantage: no failure by itself, and never a clause inside of what held."""
-    answers = judge([last_number, function], KINDS, tokenizer)
-    (told,) = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.NOT_CHECKED)]
-    words = told.evidence if told.verdict is Verdict.FOUND else told.why
-    assert f"{function.__name__} gives" in words and "last_number" not in words and told.part
-    assert (told.verdict is Verdict.FOUND) is (function is all_none and not MASKED)
-    assert not any(function.__name__ in answer.evidence for answer in answers if answer.verdict is Verdict.HELD)
+    assert in_short(judge(tagged, told(R1), own)) == (UNKNOWN if special else WELL)
 
 
 @pytest.mark.parametrize("function", [nan_for_no_number, all_none, coding_alone])
 def test_none_is_masked_by_the_releases_that_mask_it(function, tokenizer):
     """Releases 0.14 and 0.15 add NaN to the sum, and None is an error there; later ones leave both out."""
-    assert bool(found(judge([function, last_number], KINDS, tokenizer))) is not MASKED
-
-
-def above_the_mean(completions, answer, **_):
-    """Pay the best of a call 1, and the mean 0."""
-    paid = distance(completions, answer)
-    return [value - sum(paid) / len(paid) for value in paid]
+    answers = judge([function, last_number], KINDS, tokenizer)
+    assert bool(found(answers)) is not MASKED
+    assert not any(answer.part == "reward_funcs[0]" for answer in answers if answer.verdict is Verdict.HELD)
 
 
 @pytest.mark.parametrize(
     ("function", "device", "held"),
-    [
-        (ranked, 1, False),
-        (above_the_mean, 1, False),
-        (above_the_mean, 4, True),  # a whole group
-        (exact, 1, True),
-        (distance, 1, True),
-        (noisy, 1, True),
-    ],
+    [(ranked, 1, False), (above_the_mean, 1, False), (above_the_mean, 4, True), (exact, 1, True)],
 )
 def test_a_function_is_called_with_as_many_completions_as_a_process_has(function, device, held, tokenizer, monkeypatch):
-    """A rank of one completion is always the best."""
+    """A rank of one completion is always the best; four are a whole group."""
     monkeypatch.setattr(batch.cuts, "counts_prompts", lambda: False)
     given = training(function, processing_class=tokenizer)
     given.arguments.update(num_generations=4, per_device_train_batch_size=device, steps_per_generation=1)
@@ -431,66 +489,28 @@ def test_a_function_is_called_with_as_many_completions_as_a_process_has(function
     assert any("completions at a time" in note for note in given.rewards.notes) is (device < 4)
 
 
-def in_each_other(completions, answer, **_):
-    """An empty text is in every answer."""
-    return [float(text(each).strip() in right or right in text(each)) for each, right in zip(completions, answer)]
-
-
 @pytest.mark.parametrize(
-    "asked",
-    [{"temperature": 0.01}, {"top_k": 1}, {"generation_kwargs": {"do_sample": False}}, {"repetition_penalty": 2.0}],
-)
-def test_how_tokens_are_drawn_accuses_nobody(asked, tokenizer):
-    """F10 was said of each, and of small healthy scripts whose policy was sure of its answer."""
-    given = training(exact, processing_class=tokenizer)
-    given.arguments.update(asked)
-    assert not [finding for finding in judge_rewards(given) if finding.accuses]
-
-
-def flat(completions, **_):
-    return [0.0] * len(completions)
-
-
-def of_another_row(completions, answer, **_):
-    """Pay by the answers from the middle of the batch on, as a process does that counts from another one's rows."""
-    half = len(completions) // 2
-    return exact(completions, [*answer[half:], *answer[:half]])
-
-
-def catches_all(completions, **_):
-    """As people run what a model has written: no made-up completion is a program."""
-    paid = []
-    for completion in completions:
-        try:
-            paid.append(float(eval(text(completion).strip()) == "no such value"))
-        except Exception:
-            paid.append(0.0)
-    return paid
-
-
-class PaysItself(trl.GRPOTrainer):
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        return None
-
-
-@pytest.mark.parametrize(
-    ("kind", "functions", "called", "accused"),
+    ("drawn", "small", "verdict"),
     [
-        (trl.GRPOTrainer, [flat], {0}, ["F10"]),
-        (PaysItself, [flat], set(), []),
-        (PaysItself, [exact, flat], {0}, []),
+        ([[(1, 2)] * 4, [(3, 4)] * 4], True, Verdict.FOUND),
+        ([[(1, 2)] * 4, [(3, 4)] * 4], False, Verdict.NOT_CHECKED),  # a real model may be as sure
+        ([[(1,)] * 4, [(3,)] * 4], True, Verdict.NOT_CHECKED),
+        ([[(1, 2)] * 4, [(3, 4), (3, 5)]], True, Verdict.HELD),
+        ([], True, Verdict.NOT_CHECKED),
     ],
 )
-def test_a_function_that_the_script_s_own_method_never_calls_is_not_accused(
-    kind, functions, called, accused, tokenizer
-):
+def test_completions_of_a_prompt_that_are_all_the_same(drawn, small, verdict, tokenizer):
+    asked = dataclasses.replace(training(exact, processing_class=tokenizer), drawn=drawn, small=small)
+    assert {each.verdict for each in judge_rewards(asked) if each.failure == "F10"} == {verdict}
+
+
+@pytest.mark.parametrize("called", [{0}, {0, 1}])
+def test_a_function_that_training_never_calls_is_not_accused(called, tokenizer):
     """F10 was SUSPECTED of a reward function that stood there because trl asks for one."""
-    given = training(functions, processing_class=tokenizer)
-    given.trainer.__class__ = kind
-    given.finished, given.called, given.own = True, called, lambda file: file == __file__
-    answers = list(judge_rewards(given))
-    assert [finding.failure for finding in answers if finding.accuses] == accused
-    assert accused or any(each.failure == "F14" and "training never called" in each.why for each in answers)
+    given = training([exact, unread], processing_class=tokenizer)
+    given.finished, given.called = True, called
+    (answer,) = [each for each in judge_rewards(given) if each.part == "reward_funcs[1]" and each.failure == "F10"]
+    assert answer.verdict is Verdict.NOT_CHECKED and ("training never called" in answer.why) is (called == {0})
 
 
 @pytest.mark.parametrize("name", ["_calculate_rewards", "_generate_and_score_completions", "log"])
@@ -505,7 +525,7 @@ def test_rewards_that_go_through_a_method_of_the_script_s_own_are_not_held(name,
 
 def test_columns_that_the_trainer_drops(tokenizer):
     (finding,) = found(judge(exact, tokenizer=tokenizer, remove_unused_columns=True))
-    assert finding.failure == "F14" and "remove_unused_columns=False" in finding.repair and finding.ends
+    assert finding.undo == repairs.Arguments({"remove_unused_columns": False}) and finding.ends
 
 
 def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer):
@@ -517,10 +537,30 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
     given = training(by_ids, processing_class=tokenizer)
     given.reward_inputs = {"prompts": [], "completions": ["~~~"], "completion_ids": [[5]], "trainer_state": None}
     answers = list(judge_rewards(given))
-    assert not found(answers) and any(answer.verdict is Verdict.HELD and answer.failure == "F10" for answer in answers)
+    assert in_short(answers) == NO_REFERENCE and "~~~" in {line.text for line in given.rewards.lines}
     given.reward_inputs = {"prompts": [], "completions": []}
     (finding,) = found(judge_rewards(given))
     assert "asks for completion_ids, trainer_state" in finding.evidence and finding.ends
+
+
+def test_what_a_rollout_function_hands_on_cannot_be_made_up(tokenizer):
+    """`final` has a value for each completion that was drawn: asked about more, the function was accused."""
+
+    def by_the_rollout(completions, final, answer, **_):
+        return [float(last == right) for last, right in zip(final, answer)]
+
+    given = training([by_the_rollout, exact], PLAIN, processing_class=tokenizer)
+    given.reward_inputs = {"prompts": ["3+4="] * 8, "completions": ["7"] * 8, "answer": ["7"] * 8, "final": ["7"] * 8}
+    answers = list(judge_rewards(given))
+    assert {answer.verdict for answer in answers} <= {Verdict.HELD, Verdict.NOT_CHECKED}
+    assert any("reads final" in answer.why for answer in answers)
+
+
+def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
+    """Whatever comes back as different: here the function that is planted differs."""
+    monkeypatch.setattr("failurelab_preflight.rewards.survey.one_for_all", exact)
+    (answer,) = [answer for answer in judge(exact) if answer.failure == "F10"]
+    assert answer.verdict is Verdict.NOT_CHECKED and "is not seen as equal" in answer.why
 
 
 # What is not here, and what goes wrong while a function is asked.
@@ -544,8 +584,8 @@ def no_file(completions, **_):
     return [float(line) for line in open("scores_that_are_not_there.txt")]
 
 
-def exits(completions, **_):
-    raise SystemExit(3)
+def asks_a_judge(completions, **_):
+    return [no_service(completions) if text(completion) else 0.0 for completion in completions]
 
 
 def dies(completions, **_):
@@ -567,13 +607,12 @@ def other_process(completions, **_):
 
 
 @pytest.mark.parametrize(
-    "function", [no_service, no_package, no_key, no_file, exits, dies, never_returns, other_process]
+    "function", [no_service, asks_a_judge, no_package, no_key, no_file, dies, never_returns, other_process]
 )
 def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch, in_forks):
     if function is never_returns:
         monkeypatch.setattr(asking, "LIMIT", 1.0)
-    given = training([last_number, function], CHAT, processing_class=tokenizer)
-    answers = list(judge_rewards(given))
+    answers = judge([last_number, function], CHAT, tokenizer)
     (answer,) = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     assert answer.failure == "F14" and function.__name__ in answer.why and not found(answers)
 
@@ -599,156 +638,11 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
             time.sleep(0.01)
         return last_number(completions, answer)
 
-    answers = judge(busy, CHAT, tokenizer)
-    assert any(answer.verdict is Verdict.HELD and answer.failure == "F14" for answer in answers)
+    assert in_short(judge(busy, CHAT, tokenizer)) == WELL
     assert "scoring" not in "".join(capfd.readouterr()) and not (tmp_path / "rewards.log").exists()
     children = [int(path.name) for path in left.iterdir()]
-    assert children and gone(children) == []
-
-
-def in_both(prompts, completions, answer, **_):
-    said = ["".join(m["content"] for m in prompt) + text(c) for prompt, c in zip(prompts, completions)]
-    found = [re.search(r"<answer>(.*?)</answer>", both) for both in said]
-    return [float(bool(match) and match[1].strip() == right) for match, right in zip(found, answer)]
-
-
-def ended(completions, **_):
-    return [float(text(completion).endswith("<|im_end|>")) for completion in completions]
-
-
-def paid_for_wrong(completions, answer, **_):
-    """Right answers get less, and a longer one gets less than a short one in both."""
-    pairs = zip(map(text, completions), answer)
-    return [(-1.0 if said.strip().endswith(right) else 1.0) - len(said) / 1e3 for said, right in pairs]
-
-
-def as_number(completions, answer, **_):
-    pairs = zip(map(text, completions), answer)
-    return [float(said.strip().replace(".", "").isdigit() and float(said) == right) for said, right in pairs]
-
-
-FLOATS = CHAT | {"answer": [7.0, 11.0, 17.0, 42.0]}
-
-
-def cutting(completions, answer, **_):
-    """Pay the first digit, and leave nothing else to whoever comes after."""
-    for completion in completions:
-        completion[0]["content"] = completion[0]["content"][:1]
-    return [float(text(completion) == right[:1]) for completion, right in zip(completions, answer)]
-
-
-def using_up(completions, answer, **_):
-    return [float(text(completion) == answer.pop(0)) for completion in completions]
-
-
-def cutting_copies(completions, answer, **kwargs):
-    return cutting([[dict(completion[0])] for completion in completions], answer)
-
-
-def remembering(kept):
-    """Return a reward that is paid for what was not answered before."""
-
-    def new(completions, answer, **_):
-        paid = [float(text(c) == right and text(c) not in kept) for c, right in zip(completions, answer)]
-        kept.update(map(text, completions))
-        return paid
-
-    return new
-
-
-def counting(completions, answer, calls=[0], **_):  # noqa: B006
-    """A bonus that grows from call to call: which answers are right, it goes on telling."""
-    calls[0] += 1
-    return [value * calls[0] for value in exact(completions, answer)]
-
-
-def test_how_often_a_function_that_is_well_is_called(tokenizer):
-    """Once, once more twice for what it keeps from call to call, and once in the groups of the run."""
-    calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
-
-    def paid(completions, answer, **_):
-        with calls.open("a") as file:
-            file.write("1")
-        return exact(completions, answer)
-
-    judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "1111"
-
-
-def of_the_group(completions, answer, **_):
-    own = exact(completions, answer)
-    return [sum(own[at - at % 4 : at - at % 4 + 4]) / 4 for at in range(len(own))]
-
-
-def above_its_group(completions, answer, **_):
-    return [one - mean for one, mean in zip(exact(completions, answer), of_the_group(completions, answer))]
-
-
-@pytest.mark.parametrize(("function", "verdict"), [(of_the_group, Verdict.FOUND), (above_its_group, Verdict.HELD)])
-def test_a_function_is_asked_in_the_groups_of_the_run(function, verdict, tokenizer):
-    (answer,) = [each for each in judge(function, tokenizer=tokenizer) if each.failure == "F10"][:1]
-    assert answer.verdict is verdict
-
-
-@pytest.mark.parametrize(
-    ("drawn", "small", "verdict"),
-    [
-        ([[(1, 2)] * 4, [(3, 4)] * 4], True, Verdict.FOUND),
-        ([[(1, 2)] * 4, [(3, 4)] * 4], False, Verdict.NOT_CHECKED),  # a real model may be as sure
-        ([[(1,)] * 4, [(3,)] * 4], True, Verdict.NOT_CHECKED),
-        ([[(1, 2)] * 4, [(3, 4), (3, 5)]], True, Verdict.HELD),
-        ([], True, Verdict.NOT_CHECKED),
-    ],
-)
-def test_completions_of_a_prompt_that_are_all_the_same(drawn, small, verdict, tokenizer):
-    asked = dataclasses.replace(training(exact, processing_class=tokenizer), drawn=drawn, small=small)
-    assert {each.verdict for each in judge_rewards(asked) if each.failure == "F10"} == {verdict}
-
-
-def last_block(completions, answer, **_):
-    """As people read code: what stands in the last fenced block, without its language."""
-    parts = [text(completion).split("```") for completion in completions]
-    return [float(len(each) > 2 and each[-2].partition("\n")[2].strip() == a) for each, a in zip(parts, answer)]
-
-
-def sql_block(completions, answer, **_):
-    """As people read a query: one language is demanded, and no pattern says where the block ends."""
-    bodies = [text(completion).partition("```sql\n")[2].partition("```")[0].strip() for completion in completions]
-    return [float(body == right) for body, right in zip(bodies, answer)]
-
-
-@pytest.mark.parametrize(
-    ("function", "block"),
-    [(last_block, "```\n7\n```"), (last_block, "```python\n7\n```"), (sql_block, "```sql\n7\n```")],
-)
-def test_an_answer_in_a_fenced_block_is_read(function, block, tokenizer):
-    """No completion had one: of a function that reads it nothing was judged."""
-    answers = judge(function, CHAT, tokenizer)
-    assert {(answer.failure, answer.verdict) for answer in answers} == {("F10", Verdict.HELD), ("F14", Verdict.HELD)}
-    paid = {(line.worth, line.text): line.rewards for line in survey.ask(function, prompt="3+4=", answer="7").lines}
-    assert paid["right", block] == [1.0]
-    assert paid["wrong", block.replace("7", references.other_answer("7"))] == [0.0]
-
-
-QUERY = "Think first. Then write your query:\n```sql\n-- your query here\n```"
-
-
-def in_plain_text(completions, answer, **_):
-    return [0.0 if "```sql" in text(each) else float(right in text(each)) for each, right in zip(completions, answer)]
-
-
-def test_forms_are_read_off_a_function():
-    """Its tags and texts say how it wants an answer, also through a function that it calls."""
-
-    def written(function):
-        own = patterns.own_forms(signature.texts(function), signature.reads_json(function))
-        return [patterns.fill(form, "42", "I add.") for form in own]
-
-    assert "<reasoning>I add.</reasoning><result>42</result>" in written(tagged)
-    assert "<answer>42</answer>" in written(unread_numbers)
-    assert "<t>I add.</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"))
-    assert any('"result": "42"' in form for form in written(json_reward("result")))
-    assert not any("P<said>" in form or "<said>" in form for form in written(matches("So: (?P<said>.*)")))
+    # once, twice for what it keeps from call to call, and once in the groups of the run
+    assert len(children) == 4 and gone(children) == []
 
 
 @pytest.mark.parametrize(
@@ -756,98 +650,77 @@ def test_forms_are_read_off_a_function():
     [
         ("Put the final answer in \\boxed{}.", {"W\n\\boxed{42}", "\\boxed{42}"}),
         ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
+        ("Write\nWhy: <one sentence>\nResult: <number>", {"Why: W\nResult: 42"}),
         ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "Let me think.", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
         ("Answer in a block:\n```sql\n...\n```", {"W\n```sql\n42\n```", "```sql\n42\n```"}),
-        ("Write\n```\n# your code here\n```", {"W\n```\n42\n```", "```\n42\n```"}),
+        ("Use <think> </think> and <answer> </answer>.", {"<think>W</think>\n<answer>42</answer>"}),
+        (XML, {"<reasoning>\nW\n</reasoning>\n<answer>\n42\n</answer>"}),
         ("What does this print?\n```python\nprint(3)\n```", set()),
-        ("Which is faster?\n```\na = 3\nb = 4\n```\n\n```\na = b = 3\nc = 5\n```", set()),
         ("Finish with\n```\n#### ...\n```", {"W\n#### 42", "#### 42"}),
         ("Read <context>a text</context> and tell.", set()),
-        ("What is 3+4?", set()),
     ],
 )
 def test_forms_that_prompts_show(prompt, texts):
-    written = {patterns.fill(form, "42", "W") for form in forms.shown_forms(prompt)}
+    shown = forms.shown_forms(prompt)
+    written = {form.replace(forms.ANSWER, "42").replace(forms.REASONING, "W") for form in shown}
     assert texts <= written and bool(texts) is bool(written)
 
 
 @pytest.mark.parametrize(
-    ("reference", "texts"),
+    ("reference", "texts", "not_its"),
     [
-        ("$5$", ["$5$", "5"]),
-        ("so \\boxed{\\frac{1}{2}}", ["so \\boxed{\\frac{1}{2}}"]),
-        ("It is 3.\n#### 72", ["72"]),
-        ("72 pages", ["72 pages", "72"]),
-        ("1,234", ["1,234", "1234"]),
-        (1234, ["1234", "1,234"]),
-        ("1 234", ["1 234", "1234"]),
-        ("1.234,56", ["1.234,56", "1234.56"]),
-        (["Paris", "paris"], ["Paris"]),
-        (None, []),
+        ("$5$", ["$5$", "5"], "$"),
+        ("so \\boxed{\\frac{1}{2}}", ["so \\boxed{\\frac{1}{2}}"], "1"),
+        ("It is 3.\n#### 72", ["72"], "3"),
+        ("72 pages", ["72 pages", "72"], "2"),
+        ("1,234", ["1,234", "1234"], "1"),
+        ("$1,234.50", ["$1,234.50", "1,234.50"], "1,234"),
+        (1234, ["1234", "1,234"], "1"),
+        (7.0, ["7", "7.0"], "0"),
+        (["Paris", "paris"], ["Paris"], "paris"),
+        ("1e3", ["1e3"], "1"),
+        ("2x", ["2x"], "2"),
+        ("5 million", ["5 million"], "5"),
+        (None, [], ""),
     ],
 )
-def test_readings_of_a_reference(reference, texts):
-    assert references.readings(reference)[: len(texts)] == texts
-
-
-@pytest.mark.parametrize(
-    ("reference", "other"),
-    [
-        ("1,234.56", "1,234"),
-        ("$1,234.50", "1,234"),
-        ("1e3", "1"),
-        ("0x1F", "0"),
-        ("2x", "2"),
-        ("5 million", "5"),
-        ("2 or 3", "2"),
-    ],
-)
-def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
+def test_readings_of_a_reference(reference, texts, not_its):
     """A wrong answer that is taken for a right one accuses a sound function."""
-    assert other not in references.readings(reference)
+    read = references.readings(reference)
+    assert read[: len(texts)] == texts and not_its not in read
 
 
 @pytest.mark.parametrize(
-    ("text", "few"),
-    [("7", []), ("1,234", []), ("\\frac{1}{2}", []), ("Paris", []), ("B", ["A", "B"]), ("no", ["no", "yes"])],
+    "answer",
+    [
+        "7",
+        "٤٢",
+        "½",
+        "x²",
+        "四十二",
+        "1e3",
+        "1/2",
+        "66/6",
+        "3-1",
+        "-5",
+        "1,234.56",
+        "3.10",
+        "москва",
+        "\\frac{1}{2}",
+        "+",
+    ],
 )
-def test_a_wrong_answer_is_another_one_of_about_the_same_form(text, few):
-    wrong = references.other_answer(text, few)
-    assert wrong != text and (wrong in few or len(wrong) == len(text)) and wrong.count("\\") == text.count("\\")
-
-
-def values_of(answer):
-    """Return what Python reads of an answer: its number, its fraction, and its sum."""
-    for read in (int, float, fractions.Fraction, unicodedata.numeric, lambda text: eval(text.replace("^", "**"))):
-        with contextlib.suppress(ValueError, TypeError, SyntaxError, NameError, ZeroDivisionError):
-            yield read(answer)
-
-
-ANSWERS = ["٤٢", "４２", "½", "²", "x²", "Ⅳ", "四十二", "二", "1e3", "1E-3", "1/2", "1/1", "66/6", "3-1", "-5", "50%"]
-ANSWERS += ["3½", "1,234.56", "1.234,56", "1 234", "$1,234", "3.10", "0.5", "1,2,3,4,5,6,7,8,9", "москва", "π"]
-ANSWERS += ["日本", "+", "?"]
-
-
-@pytest.mark.parametrize("answer", ANSWERS)
-def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
+def test_a_wrong_answer_is_another_one_of_the_same_length(answer):
     """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
     wrong = references.other_answer(answer)
-    assert wrong != answer and len(wrong) == len(answer)
-    assert not set(values_of(wrong)) & set(values_of(answer))
-    assert sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer)) or not re.search(r"\d", answer)
+    assert wrong != answer and len(wrong) == len(answer) and wrong.count("\\") == answer.count("\\")
+    assert not re.search(r"\d", answer) or sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer))
 
 
-@pytest.mark.parametrize("few", [["yes", "Yes", "no"], ["yes", "yes.", "no"]])
-def test_another_way_to_write_a_choice_is_no_wrong_one(few):
-    assert references.other_answer("yes", few) == "no"
-
-
-def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
-    """Whatever comes back as different: here the function that is planted differs."""
-    monkeypatch.setattr("failurelab_preflight.rewards.survey.one_for_all", exact)
-    answers = [answer for answer in judge(exact) if answer.failure == "F10"]
-    assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED] and "is not seen as equal" in answers[0].why
+@pytest.mark.parametrize(("answer", "few"), [("yes", ["yes", "Yes", "no"]), ("B", ["A", "B", "C", "D"])])
+def test_a_wrong_choice_is_another_of_the_dataset(answer, few):
+    assert references.other_answer(answer, few) in {"no", "A"}
 
 
 class Judge:
@@ -876,11 +749,6 @@ def by_exact_text(judge, prompts, completions):
     return [int(right != one.strip() and right == two.strip()) for right, (one, two) in zip(right, completions)]
 
 
-def by_hash(judge, prompts, completions):
-    """Decide each pair, the same in both orders, by what has nothing to do with the answer."""
-    return [int(zlib.crc32(two.encode()) > zlib.crc32(one.encode())) for one, two in completions]
-
-
 def of(rank):
     return lambda judge, prompts, completions: [rank] * len(prompts)
 
@@ -894,7 +762,6 @@ def of(rank):
         (lambda *given: [1 - rank for rank in by_answer(*given)], PLAIN, Verdict.FOUND, "sign"),
         (by_exact_text, PLAIN, Verdict.NOT_CHECKED, ""),
         (of(0), PLAIN, Verdict.SUSPECTED, "order"),
-        (of(-1), PLAIN, Verdict.SUSPECTED, "order"),
         (of(0.7), PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, ""),
@@ -907,258 +774,3 @@ def test_a_pairwise_judge_is_asked_in_both_orders(rank, rows, verdict, fault):
     (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
     assert (answer.key, answer.verdict) == (f"F14:judge{':' * bool(fault)}{fault}", verdict)
     assert bool(answer.tried) is (fault == "sign")
-
-
-def test_a_judge_that_decides_by_something_else_does_not_hold():
-    rows = datasets.Dataset.from_dict({"prompt": PLAIN["prompt"], "answer": PLAIN["answer"]})
-    trainer = types.SimpleNamespace(judge=Judge(by_hash), reward_funcs=None)
-    (answer,) = judge_preferences(Training(trainer, {}, dataset=rows))
-    assert answer.verdict in (Verdict.NOT_CHECKED, Verdict.FOUND)
-
-
-def own_reference(completions, answer, **_):
-    return [float(right == text) for right, text in zip(answer, completions)]
-
-
-def as_texts(completions, answer, **_):
-    return [str(value) for value in own_reference(completions, answer)]
-
-
-def first_of_batch(completions, answer, **_):
-    return [float(text(completion) == answer[0]) for completion in completions]
-
-
-@pytest.mark.parametrize(
-    ("function", "mark", "fault", "verdict"),
-    [
-        (as_texts, "", "count", "FOUND"),
-        (own_reference, "", "", "HELD"),
-        (own_reference, "First add.\n#### ", "reference", "FOUND"),
-        (first_of_batch, "", "", "NOT CHECKED"),
-    ],
-)
-def test_what_looked_well_and_is_not(function, mark, fault, verdict):
-    """Each was HELD: a text that reads as a number, a whole solution as the answer, and one row's answer for all."""
-    rows = [{"prompt": text, "answer": mark + answer} for text, answer in zip(PLAIN["prompt"], PLAIN["answer"])]
-    table = survey.survey([function], Inputs(rows, ["answer"]))
-    (flag,) = [flag for flag in table.flags if flag.failure == "F14"]
-    assert (fault, verdict) == (flag.fault, flag.verdict)
-
-
-def by_the_rollout(completions, final, answer, **_):
-    return [float(last == right) - 0.01 * len(text(each)) for each, last, right in zip(completions, final, answer)]
-
-
-@pytest.mark.parametrize("functions", [[by_the_rollout], [by_the_rollout, exact]])
-def test_what_a_rollout_function_hands_on_cannot_be_made_up(functions, tokenizer):
-    """`final` has a value for each completion that was drawn: asked about more, the function was accused."""
-    given = training(functions, PLAIN, processing_class=tokenizer)
-    given.reward_inputs = {"prompts": ["3+4="] * 8, "completions": ["7"] * 8, "answer": ["7"] * 8, "final": ["7"] * 8}
-    answers = list(judge_rewards(given))
-    assert {answer.verdict for answer in answers} <= {Verdict.HELD, Verdict.NOT_CHECKED}
-    assert any("reads final" in answer.why for answer in answers)
-
-
-class Case:
-    """What is said of reward functions, as `in_short` writes it; `options` are for `training`."""
-
-    def __init__(self, said, functions, rows=PLAIN, template=None, keeps=False, **options):
-        self.said, self.rows, self.template, self.keeps, self.options = said, rows, template, keeps, options
-        self.functions = functions if isinstance(functions, list) else [functions]
-
-    def __str__(self):
-        return "-".join(getattr(function, "__name__", "scorer") for function in self.functions)
-
-
-def in_short(answers):
-    """Return verdicts: the failure and its fault, which function has it, whether an undo was tried, and if it ends."""
-    lines = []
-    for each in answers:
-        fault, place = f":{each.fault}" * bool(each.fault), each.part.replace("reward_funcs[", " @").replace("]", "")
-        undone = " tried" * bool(each.tried) + " ends" * each.ends
-        lines.append(f"{each.verdict.value} {each.failure}{fault}{place}{undone}")
-    return ", ".join(sorted(lines))
-
-
-def raising(on, function):
-    """Return the reward function with an error of its own for completions that `on` is true for."""
-
-    def raises(completions, answer, **_):
-        if any(on(text(completion), right) for completion, right in zip(completions, answer)):
-            raise ValueError("not expected")
-        return function(completions=completions, prompts=list(answer), answer=answer)
-
-    return raises
-
-
-def no_text(completions, answer, **_):
-    if not all(map(text, completions)):
-        raise RuntimeError("no text")
-    return exact(completions, answer)
-
-
-def asks_a_judge(completions, **_):
-    return [no_service(completions) if text(completion) else 0.0 for completion in completions]
-
-
-def tool_use(completions, **_):
-    return [0.1 * any(message["role"] == "tool" for message in each) for each in completions]
-
-
-def noise(scale):
-    def noise(completions, **_):
-        return [scale * random.random() for _ in completions]
-
-    return noise
-
-
-def compares(completions, answer, **_):
-    return [float(text.strip() == str(right)) for text, right in zip(completions, answer)]
-
-
-NUMBERS = PLAIN | {"answer": [7, 11, 17, 42]}
-MISSING = PLAIN | {"answer": ["7", "11", None, "42"]}
-LATER = {name: 48 * values for name, values in KINDS.items()}
-R1_TAGS, XML_TAGS = r"^<think>.*?</think>\s*<answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
-IDEA_TAGS = r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>"
-NOTE_TAGS = r"^<note>.*?</note>\s*<out>.*?</out>$"
-WELL = "HELD F10, HELD F14"
-FORM = "FOUND F14:form @0 tried, HELD F10"
-WELL_BUT_1 = "HELD F10, HELD F14, NOT CHECKED F14 @1"
-WELL_BUT_0 = "HELD F10, HELD F14, NOT CHECKED F14 @0"
-REFERENCE = "FOUND F14:reference @0 tried"
-SIGN = "FOUND F14:sign @0 tried, HELD F10"
-UNKNOWN = "NOT CHECKED F14 @0"
-CASES = [
-    # The right answer gets more, in both forms of a dataset.
-    Case(WELL, exact),
-    *(Case(WELL, function, CHAT) for function in SOUND),
-    # No form of a reference makes a function that strips it look dead.
-    *(Case(WELL, last_number_bare, answers_as(write.format)) for write in ("${}$", "\\boxed{{{}}}", "{} cm")),
-    # A reward for the reference's length gives right and wrong answers the same, whatever their type is.
-    Case("HELD F10, NOT CHECKED F14 @0", as_long_as_the_answer, NUMBERS),
-    # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
-    Case("HELD F10, NOT CHECKED F14 @0", shorter, CHAT),
-    Case("HELD F10, NOT CHECKED F14 @0", one_line_wanted, CHAT),
-    # What a function can never reward, and what was measured with that undone.
-    Case("SUSPECTED F10:unread @0", ones),
-    Case("SUSPECTED F10:unread @0", of_the_prompt),
-    Case("SUSPECTED F10:unread @0", flat, CHAT),
-    Case(UNKNOWN, catches_all, CHAT),
-    Case("FOUND F14:chance @0, HELD F10", chance),
-    Case("FOUND F10:one number @0 tried", one_number),
-    Case("FOUND F10:batch @0 tried", mean_of_all),
-    Case("FOUND F10:batch @0 tried", remembered_by_prompt, keeps=True),
-    Case("FOUND F14:pairs @0 tried", of_another_row),
-    Case("FOUND F14:count @0 ends", some),
-    Case("FOUND F14:count @0 ends", nothing),
-    Case(UNKNOWN, unread_numbers, WORDS),
-    Case(REFERENCE, lower, WORDS),
-    Case(REFERENCE, stripped, NUMBERS),
-    Case("FOUND F14:reference @0 tried, HELD F10", stripped_and_short, NUMBERS),
-    Case(UNKNOWN, compares, PLAIN | {"answer": [None] * 4}),
-    Case(REFERENCE, last_number, answers_as("{} pages".format)),
-    Case("FOUND F14:form @0 tried", messages_as_text, CHAT),
-    Case("FOUND F14:form @0 tried", message_caught, CHAT),
-    Case("FOUND F14:column @0 tried ends", another_column),
-    Case("FOUND F14:column @0 tried ends", another_key),
-    Case("FOUND F14:column @0 tried", another_key_got),
-    Case("FOUND F14:keywords @0 tried ends", no_kwargs),
-    Case(SIGN, errors_paid, CHAT),
-    Case(SIGN, paid_for_wrong, CHAT),
-    Case("FOUND F14:raises @0 tried ends, HELD F10, NOT CHECKED F14 @0", first_word),
-    Case("FOUND F14:no number @0", infinite),
-    Case(FORM, json_reward("result"), told('JSON only: {"solution": <number>}')),
-    # An error for some completions hides nothing of what is given to the others. One of another type is the function's
-    # own too. A service that is not here is asked in vain.
-    Case("FOUND F14:raises @0 tried ends, HELD F10", raising(lambda said, right: not said, exact)),
-    Case(
-        "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends", raising(lambda said, right: not said, mean_of_all)
-    ),
-    Case(
-        "FOUND F14:raises @0 tried ends, FOUND F14:sign @0 tried, HELD F10",
-        raising(lambda said, right: not said, errors_paid),
-    ),
-    Case(
-        "FOUND F10:batch @0 tried, FOUND F14:raises @0 tried ends",
-        raising(lambda said, right: right is None, mean_of_all),
-        MISSING,
-    ),
-    Case("FOUND F14:raises @0 tried ends, HELD F10", no_text),
-    Case(UNKNOWN, asks_a_judge),
-    # A format that no completion has, beside a function that is well: open-r1 #237, and its n for a line break; and TRL
-    # #6966, where the prompt ends with the tag.
-    Case("FOUND F14:line breaks @0 tried, HELD F10", [matches(R1_TAGS.replace(r"\s*", "")), last_number], told(R1)),
-    Case(WELL_BUT_0, [matches(R1_TAGS, re.S), last_number], told(R1)),
-    Case(WELL_BUT_0, [matches(XML_TAGS + r"</answer>\s*$", re.S), last_number], told(XML)),
-    Case(
-        WELL_BUT_0,
-        [matches(XML_TAGS.replace("?n<", r"?\n<") + r"</answer>\s*$", re.S), last_number],
-        told(XML),
-    ),
-    Case(FORM, [matches(r"^<think>.*?</think>", re.S), last_number], CHAT, OPENED),
-    Case(WELL_BUT_0, [matches(r"^(<think>)?.*?</think>", re.S), last_number], CHAT, OPENED),
-    # A form that the prompt shows is to be paid; the same words laid out otherwise are another form.
-    Case("HELD F10, NOT CHECKED F14 @0", matches(NOTE_TAGS), told(ONE_LINE)),
-    Case("FOUND F14:line breaks @0 tried, HELD F10", matches(NOTE_TAGS), told(ONE_LINE.replace("in one line ", ""))),
-    Case("HELD F10, NOT CHECKED F14 @0", matches(IDEA_TAGS + r"\s*$", re.S), told(IDEA)),
-    Case(FORM, matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), told(IDEA)),
-    Case("FOUND F14:form @0 tried", in_both, told("Write <answer>it</answer>.")),
-    Case(WELL_BUT_1, [exact, ended], CHAT),
-    Case(WELL, as_number, FLOATS),
-    # A fenced block: not where it is a part of the question.
-    Case(WELL, sql_block, told(QUERY)),
-    Case(WELL, last_block, told(QUERY)),
-    Case(FORM, boxed, told(QUERY)),
-    Case(WELL, boxed, told("Box the answer. Given is this code:\n```python\nprint(3)\n```")),
-    Case(WELL, in_plain_text, told("Write one sql query, in plain text.")),
-    # A constant, and a form that nobody thought of.
-    Case("SUSPECTED F10 @0", half),
-    Case("HELD F10, HELD F14, NOT CHECKED F10 @0", [half, exact]),
-    Case(UNKNOWN, unknown_form),
-    Case(WELL_BUT_0, [unknown_form, exact]),
-    Case(UNKNOWN, tool_use, CHAT),
-    Case("SUSPECTED F10 @0", by_prompt, CHAT),
-    Case("SUSPECTED F10 @0", always_well, CHAT),
-    Case("HELD F10, SUSPECTED F14", in_each_other),
-    # Chance that breaks ties, and chance that drowns the others.
-    Case(WELL_BUT_0, [noise(1e-3), exact]),
-    Case("FOUND F14:chance @0, HELD F10", [noise(1.0), exact]),
-    # Every second row is of one kind: rows that are looked at in even steps would all be of the other.
-    Case(WELL_BUT_1, [last_number, coding_alone], LATER),
-    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A penalty that others outweigh
-    # is no wrong sign. A weight of 0 beside another that asks is odd and no more.
-    Case("FOUND F10, NOT CHECKED F14 @1", [exact, exact], reward_weights=[1.0, -1.0]),
-    Case("FOUND F10", [exact, distance], reward_weights=[0.0, 0.0]),
-    Case(SIGN, [exact], reward_weights=[-1.0]),
-    Case("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[-1.0, 1.0]),
-    Case(WELL_BUT_1, [exact, penalty_for_answer_alone]),
-    Case("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [unknown_form, penalty_for_answer_alone]),
-    Case(WELL_BUT_1, [last_number, in_reasoning], reward_weights=[1.0, -1.0]),
-    Case("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[0.0, 1.0]),
-    Case(WELL, [exact, distance], reward_weights=[0.0, 1.0]),
-    # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
-    Case("FOUND F14:sign @1 tried, HELD F10", [exact, distance], reward_weights=[1.0, -0.1]),
-    Case(WELL_BUT_1, [exact, distance], reward_weights=[1.0, -0.001]),
-    Case(WELL, [exact, distance], reward_weights=[1.0, 0.1]),
-    Case(WELL, [exact, miss], reward_weights=[1.0, -1.0]),
-    Case("FOUND F14:sign @1 tried, HELD F10", [exact, miss], reward_weights=[1.0, 1.0]),
-    # Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more.
-    Case("HELD F10, NOT CHECKED F14, NOT CHECKED F14 @1", [exact, shorter], reward_weights=[1.0, 1.0]),
-    Case(WELL_BUT_1, [exact, shorter], reward_weights=[1.0, 0.001]),
-    # What a function leaves to those after it, which get the same lists, and what it keeps from call to call.
-    Case("HELD F10, SUSPECTED F14:in place @0", [cutting, exact], CHAT),
-    Case("HELD F10, SUSPECTED F14:in place @1", [exact, using_up, exact], CHAT),
-    Case(WELL, [exact, cutting], CHAT),
-    Case(WELL, [cutting_copies, exact], CHAT),
-    Case("SUSPECTED F14:memory @0", remembering(set())),
-    Case(WELL, counting),
-]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_said_of_reward_functions(case, tokenizer):
-    """Each kind of function that people write, in a line of verdicts; words are the goldens'."""
-    own = copy.deepcopy(tokenizer)
-    own.chat_template = case.template or own.chat_template
-    assert in_short(judge(case.functions, case.rows, own, **case.options)) == case.said

@@ -48,7 +48,6 @@ def test_a_table_shows_right_wrong_and_nothing_at_a_glance():
     }
     picture = table.picture(100)
     assert len(picture) < 20 and max(map(len, picture)) <= 120 and "right" in picture[0] and "loud" in picture[0]
-    assert any("drown those of reward_funcs[0] right" in note for note in table.notes)
     assert flags(table, "right") == [] and ("HELD", "F14") in flags(table, "")
     assert repr(table).startswith("\n".join(picture)) and "HELD F14" in repr(table)
 

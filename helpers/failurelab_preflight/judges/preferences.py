@@ -33,7 +33,7 @@ def judge_preferences(training: Training) -> Iterator[Finding]:
     rows = prompted(training, ROWS)
     if not callable(getattr(judge, "judge", None)) or not rows:
         return
-    completions = forms.make(rows, signature.reference_column(rows), [judge.judge])
+    completions = forms.make(rows, signature.reference_column(rows))
     of_form = {(each.row, each.form, each.worth): each.text for each in completions}
     pairs = [
         (row, text, of_form[row, form, "wrong"])

@@ -27,7 +27,6 @@ ROWS = 4  # asked of
 _LOOKED_AT = 48  # rows among which they are chosen
 _DRAWN = 4  # completions of this run that are asked about too
 _TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
-_COLD = 0.1  # a temperature at which all but the likeliest token are as good as never drawn
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
 _BETWEEN = ("_calculate_rewards", "_generate_and_score_completions")  # what is paid goes through them to the loss
 _RANDOM = "what it pays hangs on its weights, and those of a cut one are random"
@@ -53,7 +52,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
     if len(places) < len(functions):
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
     never = [place for place in places if training.finished and place not in training.called]
-    if never and (not training.called or _has_own_methods(training)):
+    if never:
         keys = " and ".join(signature.key_of(functions, place) for place in never)
         why = f"training never called {keys}: what is paid comes from the script's own code, which is not asked"
         for failure in ("F10", "F14"):
@@ -67,7 +66,15 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
             yield Finding.not_checked("F14", why, part=f"reward_funcs[{place}]")
             places.remove(place)
     between = [name for name in _BETWEEN if _is_own(training, getattr(type(training.trainer), name, None))]
-    for finding in _survey(training, functions, places, rows) if places else ():
+    if not places:
+        return
+    inputs = make_inputs(training, rows)
+    training.rewards = survey.survey(
+        functions, inputs, weights=signature.weights_of(training.trainer, len(functions)),
+        whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
+        drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, **_call_size(training),
+    )  # fmt: skip
+    for finding in training.rewards.flags:
         if finding.failure == "F10" and finding.verdict is Verdict.HELD:
             finding = _judge_draws(training, finding)
         if finding.verdict is Verdict.HELD and between:  # a function alone says nothing of what is made of it
@@ -92,19 +99,10 @@ def _judge_draws(training: Training, told: Finding) -> Finding:
         )
     repair = "Draw with a temperature of about 1 and without top_k=1, so that the completions of a prompt differ."
     found = f"{said}: their rewards are equal whatever a function pays, so every advantage is 0"
-    if max(len(ids) for group in training.drawn for ids in group) > 1 and (training.small or _is_greedy(training)):
+    if max(len(ids) for group in training.drawn for ids in group) > 1 and training.small:
         return Finding("F10", found, repair, fault="draws")
     why = "a model may know the answers to so few prompts by heart, and one token says little"
     return Finding.not_checked("F10", f"{told.evidence}; {said}: {why}")
-
-
-def _is_greedy(training: Training) -> bool:
-    """Return whether the options of sampling leave the likeliest token alone, or nearly so."""
-    options = training.arguments | dict(training.arguments.get("generation_kwargs") or {})
-    options |= {name: value for name, (value, _) in training.model_defaults.items()}
-    temperature = options.get("temperature")
-    sharp = temperature is not None and temperature <= _COLD
-    return sharp or options.get("top_k") == 1 or options.get("do_sample") is False
 
 
 def leave_first_rewards(training: Training) -> Iterator[Finding]:
@@ -123,31 +121,6 @@ def _drawn_with_completions(training: Training, row: dict[str, Any]) -> list[str
     count = len(handed.get("completions") or ())
     lists = (name for name, value in handed.items() if isinstance(value, (list, tuple)) and len(value) == count)
     return [name for name in lists if name not in OWN and name not in row]
-
-
-def _survey(
-    training: Training, functions: list[Any], places: list[int], rows: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    inputs = make_inputs(training, rows)
-    weights = signature.weights_of(training.trainer, len(functions))
-    table = survey.survey(
-        functions, inputs,
-        weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
-        drawn=_drawn(training), masked=installed_version("trl") >= _MASKED,
-        **_call_size(training),
-    )  # fmt: skip
-    training.rewards = table
-    yield from table.flags
-
-
-def _has_own_methods(training: Training) -> bool:
-    """Return whether the trainer has methods of the script's own, beside its making."""
-    return any(
-        _is_own(training, value)
-        for kind in type(training.trainer).__mro__
-        for name, value in vars(kind).items()
-        if name != "__init__"
-    )
 
 
 def _is_own(training: Training, value: Any) -> bool:

@@ -32,8 +32,6 @@ class Examination:
         part: completions of one call in training, where that is less than a group; else 0.
         rewards: for each completion; empty where it could not be asked, or gave no numbers.
         paid: the same of all completions that were made up, by completion; RAISES where it raised.
-        unasked: why it could not be asked; empty if it was.
-        error: the first that it raises, and the completion.
         changed: the arguments that it changes in place.
     """
 
@@ -50,8 +48,6 @@ class Examination:
     part: int = 0
     rewards: list[float | None] = dataclasses.field(default_factory=list)
     paid: dict[Completion, float | str | None] = dataclasses.field(default_factory=dict)
-    unasked: str = ""
-    error: str = ""
     changed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,14 +61,9 @@ class Examination:
         """Whether it pays differently for completions of one prompt."""
         return bool(self.rewards) and not figures.is_flat(self.completions, self.rewards)
 
-    @property
-    def pairs(self) -> figures.Pairs:
-        """What it paid for right answers beside wrong ones: see `figures.compare_pairs`."""
-        return self.compare(self.completions, self.rewards)
-
-    def compare(self, some: Sequence[Completion], values: figures.Rewards) -> figures.Pairs:
-        """Return `figures.compare_pairs`; by a negative weight less is more."""
-        return figures.compare_pairs(some, values, -1 if self.weight < 0 else 1)
+    def compare(self, values: figures.Rewards, some: Sequence[Completion] | None = None) -> figures.Pairs:
+        """Return `figures.compare_pairs` of its own completions, or of some; by a negative weight less is more."""
+        return figures.compare_pairs(self.completions if some is None else some, values, -1 if self.weight < 0 else 1)
 
     def ask(
         self, some: Sequence[Completion] | None = None, prepare: Callable[[], Any] | None = None, **options: Any
@@ -99,7 +90,7 @@ class Examination:
         some = self.completions if some is None else some
         reply = self.ask(some, **options)
         values, left = reply.values, [n for n in range(len(some)) if n not in reply.raised]
-        more, less, _ = self.compare(some, values)
+        more, less = self.compare(values, some)
         if more and not less:
             return f"a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}"
         apart = len(values) == len(some) and not figures.is_flat([some[n] for n in left], [values[n] for n in left])

@@ -6,7 +6,8 @@ from failurelab_preflight.rewards.forms import NO_ANSWER, Completion
 
 SAME = 1e-9
 Rewards = Sequence[float | None]
-Pairs = tuple[list[tuple[float, float]], list[tuple[float, float]], set[int]]
+Pair = tuple[float, float, int]
+Pairs = tuple[list[Pair], list[Pair]]
 
 
 def is_flat(completions: Sequence[Completion], rewards: Rewards) -> bool:
@@ -18,24 +19,20 @@ def is_flat(completions: Sequence[Completion], rewards: Rewards) -> bool:
 
 
 def compare_pairs(completions: Sequence[Completion], rewards: Rewards, sign: int = 1) -> Pairs:
-    """Return the pairs of rewards, right and wrong in one form, where right got more; where less; and rows of those.
+    """Return the pairs of rewards, right and wrong in one form, with their row: where right got more, and where less.
 
     With a `sign` of -1 less is more.
     """
+    more: list[Pair] = []
+    less: list[Pair] = []
     if len(rewards) != len(completions):
-        return [], [], set()
+        return more, less
     by_form = {(each.row, each.form, each.worth): reward for each, reward in zip(completions, rewards)}
-    more, less, rows = [], [], set()
     for (row, form, worth), right in by_form.items():
         wrong = by_form.get((row, form, "wrong"))
-        if worth != "right" or right is None or wrong is None:
-            continue
-        if sign * (right - wrong) > SAME:
-            more.append((right, wrong))
-        elif sign * (wrong - right) > SAME:
-            less.append((right, wrong))
-            rows.add(row)
-    return more, less, rows
+        if worth == "right" and right is not None and wrong is not None and abs(right - wrong) > SAME:
+            (more if sign * (right - wrong) > 0 else less).append((right, wrong, row))
+    return more, less
 
 
 def largest(completions: Sequence[Completion], rewards: Rewards, **wanted: object) -> dict[int, float]:

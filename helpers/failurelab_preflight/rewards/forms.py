@@ -1,10 +1,9 @@
 """Completions made up to ask reward functions with: right, wrong and other ones, in the forms that a model may write.
 
-A form is taken from three places: what the script's prompts show (a system prompt's `<think> ... </think>`, a few-shot
-answer, a JSON object), what the function's own patterns and texts ask for (`patterns`), and what answers commonly look
-like. A form of the function's own all of whose tags and words stand in the prompt is one that the prompt shows too.
-Reasoning is written in one line and in several, because a pattern without DOTALL sees only the first one. Where the
-prompt ends with an opened tag, a completion begins inside of it.
+A form is a text with two marks, `ANSWER` and `REASONING`. It is taken from what the script's prompts show (a system
+prompt's `<think> ... </think>`, a box, a JSON object), and from what answers commonly look like. Reasoning is written
+in one line and in several, because a pattern without DOTALL sees only the first one. Where the prompt ends with an
+opened tag, a completion begins inside of it.
 """
 
 import dataclasses
@@ -14,10 +13,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab_preflight.rewards import signature
-from failurelab_preflight.rewards.patterns import ANSWER, REASONING, fill, own_forms
 from failurelab_preflight.rewards.references import is_conversation, other_answer, readings
 
+ANSWER, REASONING = "\ue000", "\ue001"  # in private use: no prompt has them
 LINE, LINES = "Let me think.", "First I look at it.\nThen I add up.\n\nSo it is clear."
 NO_ANSWER = "I do not know."
 _COMMON = {
@@ -30,10 +28,8 @@ _COMMON = {
     "unit": f"{ANSWER} cm",
     "tag": f"<answer>{ANSWER}</answer>",
     "JSON": f'{{"answer": "{ANSWER}"}}',
-    "fenced JSON": f'```json\n{{"answer": "{ANSWER}"}}\n```',
     "fenced": f"```\n{ANSWER}\n```",
     "fenced, language": f"```python\n{ANSWER}\n```",
-    "words, fenced": f"{REASONING}\n```\n{ANSWER}\n```",
     "words, answer": f"{REASONING} {ANSWER}",
     "words, ####": f"{REASONING} #### {ANSWER}",
     "words, sentence": f"{REASONING} The answer is {ANSWER}.",
@@ -56,6 +52,7 @@ _CUE = re.compile(
     r"((?:final |the )?(?:answer|result|solution)(?: is|:))\s*[<\[{(.$NX_\"]",
     re.IGNORECASE,
 )
+_ONE_LINE = re.compile(r"\b(?:one|a single|the same)[ -]line\b|\b(?:no|without) (?:line ?breaks?|newlines?)\b", re.I)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +66,6 @@ class Completion:
         text: of the completion.
         shown: whether the prompts show this form.
         lines: how many lines the reasoning has; 0 in a form without reasoning, or whose reasoning ends with its line.
-        variant: 0 for the answer as the dataset writes it, more for other ways to write it.
     """
 
     row: int
@@ -78,45 +74,35 @@ class Completion:
     text: str
     shown: bool = False
     lines: int = 0
-    variant: int = 0
 
 
 def make(
-    rows: Sequence[Mapping[str, Any]],
-    column: str | None,
-    functions: Sequence[Any],
-    opened: str = "",
-    drawn: Sequence[str] = (),
+    rows: Sequence[Mapping[str, Any]], column: str | None, opened: str = "", drawn: Sequence[str] = ()
 ) -> list[Completion]:
     """Return the made-up completions for these rows, some forty for each.
 
     Args:
         rows: of the dataset.
         column: with the reference answers; None where there is none.
-        functions: whose own forms are written too.
         opened: what the prompt of a generation ends with, `<think>` say; no completion begins with it then.
         drawn: completions of a model, to be asked about as well.
     """
     known = [readings(row.get(column))[:_VARIANTS] if column else [] for row in rows]
     choices = list(dict.fromkeys(answers[0] for answers in known if answers))
-    own = [form for each in functions for form in own_forms(signature.texts(each), signature.reads_json(each))]
     written: list[Completion] = []
     for number, (row, answers) in enumerate(zip(rows, known)):
         for variant, answer in enumerate(answers or ["4"]):
             pair = [("right", answer), ("wrong", other_answer(answer, choices))] if answers else [("other", answer)]
-            for name, form, shown in _forms(row["prompt"], list(dict.fromkeys(own)), not variant):
+            for name, form, shown in _forms(row["prompt"], not variant):
                 if name == "unit" and not answer.isdecimal():
                     continue
                 inside = bool(re.search(rf"{REASONING}\s*</", form)) or name in _COMMON
                 several = ((1, LINE), (3, LINES)) if REASONING in form and inside else ((0, LINE),)
                 for lines, reasoning in several:
                     label = name + ", several lines" * (lines == 3) + f", written as {answer}" * bool(variant)
-                    written += [
-                        Completion(
-                            number, worth, label, _after(opened, fill(form, text, reasoning)), shown, lines, variant
-                        )
-                        for worth, text in pair
-                    ]
+                    for worth, text in pair:
+                        text = _after(opened, form.replace(ANSWER, text).replace(REASONING, reasoning))
+                        written.append(Completion(number, worth, label, text, shown, lines))
         longest = max((c.text for c in written if c.row == number and c.shown), key=len, default="")
         others = dict(_OTHERS) | {f"drawn {place + 1}": text for place, text in enumerate(drawn)}
         others |= {"cut in the middle": longest[: len(longest) // 2]} if longest else {}
@@ -124,37 +110,15 @@ def make(
     return list({(each.row, each.worth, each.text): each for each in reversed(written)}.values())[::-1]
 
 
-def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, str, bool]]:
-    """Yield each form's name, the form, and whether the prompt shows it; the common ones where `whole`."""
-    shown = shown_forms(prompt)
-    for place, form in enumerate(shown):
+def _forms(prompt: Any, whole: bool) -> Iterator[tuple[str, str, bool]]:
+    """Yield each form's name, the form, and whether the prompt shows it; all of the common ones where `whole`."""
+    for place, form in enumerate(shown_forms(prompt)):
         name = f"prompt's form{f' {place + 1}' if place else ''}"
         yield name, form, True
         if form.endswith(">"):
             yield f"{name} + newline", form + "\n", True
-    text, copied = "\n".join(text for _, text in _messages(prompt)), [_literals(form) for form in shown]
-    for place, form in enumerate(own):
-        yield f"own pattern {place + 1}", form, _stands_in(form, text) and _literals(form) not in copied
     for name, form in _COMMON.items() if whole else [("alone", ANSWER)]:
         yield name, form, False
-
-
-def _stands_in(form: str, text: str) -> bool:
-    """Return whether a text has all that a form has beside its answer and its reasoning, as pieces or as words."""
-    if "```" in form and "```" not in text:  # the language of a block stands in many prompts as a word
-        return False
-    words = _literals(form)
-    if words and words <= _literals(text):
-        return True
-    pieces = [" ".join(piece.split()) for piece in re.split(f"[{ANSWER}{REASONING}]", form)]
-    plain = " ".join(text.split())
-    return any(re.search(r"\w{2}", piece) for piece in pieces) and all(piece in plain for piece in pieces)
-
-
-def _literals(form: str) -> set[str]:
-    """Return the tags, markers and words of a form beside its answer and its reasoning, without signs around them."""
-    text = fill(form, " ", " ")
-    return {each.strip("\"'`.,;()") for each in re.findall(r"</?\w+>|[^\s<>]+", text)} - {""}
 
 
 def _after(opened: str, text: str) -> str:
@@ -163,15 +127,12 @@ def _after(opened: str, text: str) -> str:
     return text.lstrip()[len(start) :] if start and text.lstrip().startswith(start) else text
 
 
-# What the prompts show.
-
-
 def shown_forms(prompt: Any) -> list[str]:
     """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a block, JSON."""
     messages = _messages(prompt)
-    forms: list[str] = []
     if messages and messages[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
         messages.pop()
+    forms: list[str] = []
     for role, text in messages:
         shown = (_few_shot,) if role == "assistant" else (_tagged, _json, _marked, _fenced)
         forms += [form for read in shown for form in read(text)]
@@ -180,8 +141,7 @@ def shown_forms(prompt: Any) -> list[str]:
 
 def asks_for_one_line(prompt: Any) -> bool:
     """Return whether a prompt asks for an answer of one line."""
-    wanted = r"\b(?:one|a single|the same)[ -]line\b|\b(?:no|without) (?:line ?breaks?|newlines?)\b"
-    return any(re.search(wanted, text, re.IGNORECASE) for _, text in _messages(prompt))
+    return any(_ONE_LINE.search(text) for _, text in _messages(prompt))
 
 
 def opened_by(text: str) -> str:
@@ -209,28 +169,20 @@ def _tagged(text: str) -> Iterator[str]:
             rows[-1].append(match)
         else:
             rows.append([match])
-    if not rows:
-        return
-    row = max(rows, key=len)
+    row = max(rows, key=len, default=[])
+    gaps = [[text[one.end() : other.start()] for one, other in itertools.pairwise(row)]]
     if len(row) == 1 and len(rows) > 1:  # "<think> </think> and <answer> </answer>": no word is said of what is between
         row = list({match[1]: match for (match, *_) in rows}.values())
-        gaps, around = ["\n", ""], [("", "")] * len(row)
-    else:
-        gaps = [""]
-        inner = [match[2] for match in row]
-        around = [(i[: len(i) - len(i.lstrip())], i[len(i.rstrip()) :]) if i.strip() else (i, "") for i in inner]
-    if not _ANSWER_TAG.search(row[-1][1]):
+        gaps = [[gap] * len(row) for gap in ("\n", "")]
+    if not row or not _ANSWER_TAG.search(row[-1][1]):
         return
     marks = [REASONING] * (len(row) - 1) + [ANSWER]
-    between = [
-        "",
-        *(text[one.end() : other.start()] if gaps == [""] else "" for one, other in itertools.pairwise(row)),
+    inside = [re.sub(r"\S(?:.*\S)?", mark, match[2], flags=re.DOTALL) for match, mark in zip(row, marks)]
+    tags = [
+        f"<{match[1]}>{text if text.strip() else mark}</{match[1]}>" for match, mark, text in zip(row, marks, inside)
     ]
-    for gap in gaps:
-        yield "".join(
-            f"{gap * bool(place)}{space}<{match[1]}>{left}{mark}{right}</{match[1]}>"
-            for place, (match, mark, space, (left, right)) in enumerate(zip(row, marks, between, around))
-        )
+    for between in gaps:
+        yield "".join(gap + tag for gap, tag in zip(["", *between], tags))
 
 
 def _json(text: str) -> Iterator[str]:
@@ -240,8 +192,7 @@ def _json(text: str) -> Iterator[str]:
         return
     names = re.findall(r"\"(\w+)\"\s*:", match[0])
     chosen = next((name for name in names if _ANSWER_TAG.search(name)), names[-1])
-    values = {name: ANSWER if name == chosen else LINE for name in names}
-    form = json.dumps(values, ensure_ascii=False)
+    form = json.dumps({name: ANSWER if name == chosen else LINE for name in names}, ensure_ascii=False)
     yield form
     if re.search(rf"\"{chosen}\"\s*:\s*[^\"\s]", match[0]):
         yield form.replace(f'"{ANSWER}"', ANSWER)
@@ -252,9 +203,9 @@ def _marked(text: str) -> Iterator[str]:
     forms = [f"\\boxed{{{ANSWER}}}"] * ("\\boxed" in text) + [f"#### {ANSWER}"] * ("####" in text)
     labels = re.findall(r"^(\w[\w ]*:) *[<\[{(].*[>\])}] *$", text, re.MULTILINE)
     if len(labels) > 1:
-        yield "\n".join(f"{label} {ANSWER if label == labels[-1] else REASONING}" for label in labels)
-    else:
-        forms += [f"{match[1]} {ANSWER}" for match in _CUE.finditer(text) if not _PAIR.search(text)][-1:]
+        yield "\n".join([f"{label} {REASONING}" for label in labels[:-1]] + [f"{labels[-1]} {ANSWER}"])
+        return
+    forms += [f"{match[1]} {ANSWER}" for match in _CUE.finditer(text) if not _PAIR.search(text)][-1:]
     for form in forms:
         yield f"{REASONING}\n{form}"
         yield form

@@ -26,17 +26,11 @@ def _touch(*_: Any) -> Any:
     raise Touched
 
 
-class Untouchable:
-    """In the place of a completion: whatever is done with it, but for asking its class, ends the call."""
-
-    def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, name) if name == "__class__" else _touch()
-
-    def __repr__(self) -> str:
-        return "a completion"
-
-    __len__ = __iter__ = __getitem__ = __contains__ = __eq__ = __ne__ = __lt__ = __gt__ = __hash__ = __bool__ = _touch
-    __str__ = __format__ = __float__ = __int__ = __add__ = __radd__ = __buffer__ = _touch
+# In the place of a completion: whatever is done with it, but for asking its class, ends the call.
+_LEFT = {"__class__", "__new__", "__init__", "__init_subclass__", "__subclasshook__", "__repr__", "__getattribute__"}
+Untouchable = type(
+    "Untouchable", (), dict.fromkeys({*dir(str), *dir(list), *dir(float), "__getattr__"} - _LEFT, _touch)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,29 +63,26 @@ class Inputs:
         self,
         completions: Sequence[Completion],
         *,
-        rows: Sequence[Mapping[str, Any]] = (),
         form: str = "",
         change: Callable[[str], Any] = str,
         columns: Mapping[str, Callable[[Mapping[str, Any]], Any]] | None = None,
         without: Sequence[str] = (),
         wanted: Sequence[str] = (),
-        keep_special: bool = False,
     ) -> dict[str, Any]:
         """Return the arguments of one call.
 
         Args:
             completions: asked about.
-            rows: other rows than its own, of which each completion has the place.
             form: one of FORMS to hand them over in, whatever the prompts are.
             change: of each completion's text.
             columns: what stands in a column instead, by its name: a function of the row.
             without: arguments that are left out.
             wanted: the arguments that the function names.
-            keep_special: leave special tokens in the texts.
         """
-        texts, rows = [change(each.text) for each in completions], rows or self.rows
-        for token in () if keep_special else self.special:
+        texts, rows = [each.text for each in completions], self.rows
+        for token in self.special:
             texts = [text.replace(token, "") for text in texts]
+        texts = [change(text) for text in texts]
         write = FORMS[form or self.form]
         call: dict[str, Any] = {
             "prompts": [copy.deepcopy(rows[each.row]["prompt"]) for each in completions],

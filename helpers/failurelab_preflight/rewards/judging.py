@@ -5,11 +5,10 @@ A form that was not thought of is no failure, so without a cause that was undone
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 from failurelab_preflight.finding import Finding
-from failurelab_preflight.rewards import asking, figures, forms, signature
+from failurelab_preflight.rewards import asking, figures, forms
 from failurelab_preflight.rewards.asking import Reply
 from failurelab_preflight.rewards.causes import cause_of, never_arrives
 from failurelab_preflight.rewards.examination import RAISES, Examination
@@ -38,13 +37,10 @@ def examine(x: Examination) -> Iterator[Finding]:
         return
     reply = x.ask()
     if reply.unasked:
-        x.unasked = reply.unasked
         yield x.not_checked(f"{x.key} could not be asked: {reply.unasked}")
         return
     if reply.error:
-        raised = reply.raised or range(len(x.completions))
-        x.paid = {x.completions[place]: RAISES for place in raised}
-        x.error = f"{reply.error} (to {quote(next(iter(x.paid)).text)})"
+        x.paid = {x.completions[place]: RAISES for place in reply.raised or range(len(x.completions))}
         lacks = reply.key in x.asked and reply.key not in x.inputs.columns
         yield _raises(x, reply, lacks)
         if lacks or not reply.raised:
@@ -62,23 +58,10 @@ def examine(x: Examination) -> Iterator[Finding]:
         does = "an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"
         said = f"{x.key} gives {what} for {odd.count(what)} of {len(odd)} completions, which makes {does}"
         yield x.found("no number", said, "Return a finite number for every completion.", ends=what == "None")
-        return
-    first = x.inputs.make(x.completions, wanted=x.wanted)
-    again = x.ask(prepare=lambda: asking.call(x.function, first))
-    if not again.unasked and (again.error or len(again.values) != len(values)):
-        what = f"raises {again.error}" if again.error else f"gives {len(again.values)} rewards"
-        said = f"{x.key} {what} at its second call, for {len(values)} completions as at the first"
-        repair = "Begin each call anew: no list or iterator outside of the function, or in its default arguments."
-        yield x.found("second call", said, repair, "a first call gives one reward for each", ends=True)
-        return
-    told = x.compare(x.completions, values)[0]
-    if told and not again.unasked and not x.compare(x.completions, again.values)[0]:
-        said = f"{x.key} pays right answers more at its first call, and no more than wrong ones at its second, for the "
-        said += "same completions: it keeps what it was asked, and the next steps are judged by that"
-        repair = "Begin each call anew: keep no set, cache or counter outside of the function."
-        yield x.suspected("memory", said, repair, "it may be meant, as for new answers alone")
-        return
-    x.rewards = [None if value is None or math.isnan(value) else value for value in values]
+    elif problem := _second_call(x, values):
+        yield problem
+    else:
+        x.rewards = [None if value is None or math.isnan(value) else value for value in values]
 
 
 def _raises(x: Examination, reply: Reply, lacks: bool) -> Finding:
@@ -93,33 +76,45 @@ def _raises(x: Examination, reply: Reply, lacks: bool) -> Finding:
         return x.found("raises", f"{said} completions in plain words", repair, ends=True)
     raised = [x.completions[place] for place in reply.raised]
     example = next((each for each in raised if each.text and each.worth == "none"), raised[0])
-    what = "an empty completion, which a model makes when it ends at once"
-    if any(each.text for each in raised):
-        row = x.inputs.rows[example.row]
-        held = ", ".join(f"{name}={quote(str(row[name]), 40)}" for name in x.asked if name in row)
-        what = f"{len(raised)} of {len(x.completions)} completions, such as {quote(example.text)}"
-        what += f" with {held}" * bool(held)
+    row = x.inputs.rows[example.row]
+    held = ", ".join(f"{name}={quote(str(row[name]), 40)}" for name in x.asked if name in row)
+    said += f" {len(raised)} of {len(x.completions)} completions, such as {quote(example.text)}"
+    said += f" with {held}" * bool(held)
     tried = f"without those it gives {figures.span(reply.values) if reply.values else reply.returned}"
-    return x.found("raises", f"{said} {what}", repair, tried, ends=True)
+    return x.found("raises", said, repair, tried, ends=True)
 
 
 def _no_numbers(x: Examination, reply: Reply, count: int) -> Finding | None:
     """Return what is wrong with rewards that are no list with one for each completion."""
+    repair = "Return a list with one reward for each completion, also for those that it cannot read."
     if reply.returned == asking.ONE_NUMBER or len(reply.values) == 1 < count:
-        said = (
-            f"{x.key} gives one number for {count} completions: a trl that takes it gives it to all of them, so every "
-        )
-        said += "advantage is 0, and later releases refuse it"
-        return x.found(
-            "one number", said, "Return a list with one reward for each completion.", _one_at_a_time(x), "F10"
-        )
+        said = f"{x.key} gives one number for {count} completions: a trl that takes it gives it to all of them, so "
+        said += "every advantage is 0, and later releases refuse it"
+        return x.found("one number", said, repair, _one_at_a_time(x), "F10")
     if len(reply.values) == len(x.completions):
         return None
-    what = f"returns {reply.returned}, which is no list of numbers"
-    if not reply.returned:
-        what = f"gives {len(reply.values)} rewards for {count} completions"
-    repair = "Return one reward for each completion, also for those that it cannot read."
+    what = f"gives {len(reply.values)} rewards for {count} completions"
+    if reply.returned:
+        what = f"returns {reply.returned}, which is no list of numbers"
     return x.found("count", f"{x.key} {what}", repair, ends=True)
+
+
+def _second_call(x: Examination, values: figures.Rewards) -> Finding | None:
+    """Ask about the same completions again, in a process in which the function has been called before."""
+    first = x.inputs.make(x.completions, wanted=x.wanted)
+    again = x.ask(prepare=lambda: asking.call(x.function, first))
+    repair = "Begin each call anew: keep no list, set, cache or iterator outside of the function."
+    if again.unasked:
+        return None
+    if again.error or len(again.values) != len(values):
+        what = f"raises {again.error}" if again.error else f"gives {len(again.values)} rewards"
+        said = f"{x.key} {what} at its second call, for {len(values)} completions as at the first"
+        return x.found("second call", said, repair, "a first call gives one reward for each", ends=True)
+    if x.compare(values)[0] and not x.compare(again.values)[0]:
+        said = f"{x.key} pays right answers more at its first call, and no more than wrong ones at its second, for the "
+        said += "same completions: it keeps what it was asked, and the next steps are judged by that"
+        return x.suspected("memory", said, repair, "it may be meant, as for new answers alone")
+    return None
 
 
 def _one_at_a_time(x: Examination) -> str:
@@ -146,66 +141,52 @@ def judge(x: Examination, totals: list[float] | None) -> Finding | None:
     """
     if not x.varies:
         return _why_equal(x)
-    more, less, rows_less = x.pairs
+    more, less = x.compare(x.rewards)
     if (less or not more) and (flag := _chance(x, totals)):
         return flag
-    blind = not more and not (less and x.asks_reference)
     said = f"{x.key} gives {figures.span(x.rewards)}, and right answers no more than wrong ones"
-    if blind and x.asks_reference and (flag := cause_of(x, said, ["column", "reference"])):
-        return flag
-    if (
-        less
-        and not more
-        and x.asks_reference
-        and rows_less == {each.row for each, value in zip(x.completions, x.rewards) if value is not None}
-    ):
-        return _less_for_right(x, less, totals)
+    if x.asks_reference and not more:
+        if not less and (flag := cause_of(x, said, ["column", "reference"])):
+            return flag
+        rows = {each.row for each, value in zip(x.completions, x.rewards) if value is not None}
+        if less and {row for *_, row in less} == rows:
+            return _less_for_right(x, less, totals)
     if flag := _line_breaks(x) or _shown_form(x):
         return flag
-    if blind and not x.asks_reference and (flag := cause_of(x, said, ["column"])):
+    if x.asks_reference:
+        said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
+        return None if more else x.not_checked(f"{said}; another form may")
+    if not (more or less) and (flag := cause_of(x, said, ["column"])):
         return flag
-    if not x.asks_reference:
-        return None if more else _direction(x)
-    if more:
-        return None
-    said = f"{x.key} asks for the reference (column {x.column}), and no form of it got more than a wrong answer"
-    return x.not_checked(f"{said}; another form may")
-
-
-# It pays the same for all.
+    return None if more else _direction(x)
 
 
 def _why_equal(x: Examination) -> Finding:
+    """Return why a function pays the same for all completions of each prompt, as far as one thing changed tells."""
     said = f"{x.key} gives {figures.value(x.rewards)} for all {len(x.rewards)} made-up completions"
     if flag := cause_of(x, said):
         return flag
-    touched = x.ask(form="plain text", change=lambda text: Untouchable(), keep_special=True)
+    touched = x.ask(form="plain text", change=lambda text: Untouchable())
     if len(touched.values) == len(x.rewards) and not touched.raised:
         said += ", and for what no function can read: every advantage is 0"
         if not x.alone:
             return x.not_checked(f"{said}, but for the others", "F10")
-        why = "it may catch its own errors"
-        return x.suspected("unread", said, _LET_IT_DEPEND, why, "F10")
+        return x.suspected("unread", said, _LET_IT_DEPEND, "it may catch its own errors", "F10")
     own_row = [each for each in x.completions if each.row == x.completions[0].row]
     if tells := x.tells(own_row, is_right=True):
         said += ", and tells those of one row apart where it is asked about them alone: it pairs completions with the "
         said += "columns of other rows"
-        return x.found(
-            "pairs", said, "Read each column at the completion's own place: no offset, no other order.", tells
-        )
+        return x.found("pairs", said, "Read each column at the completion's own place.", tells)
     if tried := _one_at_a_time(x):
         said += ": it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
         return x.found("batch", said, "Return each completion's own reward.", tried, "F10")
-    pays = len(set(x.rewards)) > 1 or (x.rewards[0] or 0.0) > 0  # what finds nothing that it looks for pays nothing
+    pays = any(value and value > 0 for value in x.rewards)  # what finds nothing that it looks for pays nothing
     if pays and x.alone:
         said += ", also where they answer nothing: every advantage is 0"
         return x.suspected("", said, _LET_IT_DEPEND, "another form may get another reward", "F10")
     if pays:
         return x.not_checked(f"{said}, so it adds nothing to any advantage", "F10")
     return x.not_checked(f"{said}: none may have its form. Call it by hand with a completion that deserves more")
-
-
-# It tells completions apart, and may still be blind.
 
 
 def _best(x: Examination, **wanted: object) -> dict[int, float]:
@@ -215,7 +196,7 @@ def _best(x: Examination, **wanted: object) -> dict[int, float]:
 
 def _floor(x: Examination) -> dict[int, float]:
     """Return what a completion that answers nothing gets, of each row."""
-    return {row: _best(x, text=NO_ANSWER).get(row, 0.0) for row in {each.row for each in x.completions}}
+    return dict.fromkeys({each.row for each in x.completions}, 0.0) | _best(x, text=NO_ANSWER)
 
 
 def _chance(x: Examination, totals: list[float] | None) -> Finding | None:
@@ -256,49 +237,40 @@ def _line_breaks(x: Examination) -> Finding | None:
 def _shown_form(x: Examination) -> Finding | None:
     """Look whether the form that the prompts show gets no more than a completion that answers nothing."""
     shown, floor, top = _best(x, shown=True), _floor(x), _best(x)
-    tags = {tag for each in x.completions if each.shown for tag in re.findall(r"<(\w+)>", each.text)}
-    own = " ".join(signature.texts(x.function))
-    is_about = x.asks_reference or any(tag in own for tag in tags)
-    if not shown or x.weight < 0 or not is_about:  # a penalty need not see that form
+    if not (shown and x.asks_reference) or x.weight < 0:  # a penalty need not see that form
         return None
-    text = quote(next(each.text for each in x.completions if each.shown and each.worth != "wrong"))
-    row = next(iter(shown))
-    said = (
-        f"{x.key} gives {shown[row]:g} to the form that the prompts show, {text}, and {floor[row]:g} to {NO_ANSWER!r}"
-    )
     if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown):
         return None
+    row, text = next(iter(shown)), quote(next(each.text for each in x.completions if each.shown))
+    said = f"{x.key} gives {shown[row]:g} to the form that the prompts show, {text}, and {floor[row]:g} to "
     best = max(zip(x.completions, x.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
     repair = "Let the prompts show the form that the function reads, or the function read what they show."
-    return x.found("form", said, repair, f"another form, {quote(best[0].text)}, gets {best[1]:g}")
+    return x.found("form", f"{said}{NO_ANSWER!r}", repair, f"another form, {quote(best[0].text)}, gets {best[1]:g}")
 
 
-def _less_for_right(x: Examination, less: list[tuple[float, float]], totals: list[float] | None) -> Finding | None:
+def _less_for_right(x: Examination, less: list[figures.Pair], totals: list[float] | None) -> Finding | None:
     """Return the wrong sign; beside other functions, only if right answers lose their lead in the sum by it."""
     said, loses = f"{x.key} gives the right answer {less[0][0]:g} and a wrong one {less[0][1]:g}", ""
     if totals is not None and not figures.is_flat(x.completions, totals):
         without = [total - x.weight * (value or 0.0) for total, value in zip(totals, x.rewards)]
         if max(figures.lead(x.completions, totals)) <= SAME < min(figures.lead(x.completions, without)):
             loses = f", and in the sum it takes the lead of right answers over '' or {NO_ANSWER!r}"
-    turned = x.ask(x.completions[::-1]).values[::-1]
-    if x.compare(x.completions, turned)[0]:
+    if x.compare(x.ask(x.completions[::-1]).values[::-1])[0]:
         return x.not_checked(f"{said}, and the other way round where they stand in another order")
     if not x.weight or not (x.alone or loses):
         return x.not_checked(f"{said}, for {len(less)} pairs, and its weight is {x.weight:g}: a penalty?")
     if x.weight > 0:
         return wrong_sign(x.place, f"{x.key} has", x.column, less, loses)
-    paid = [(x.weight * right + 0.0, x.weight * wrong + 0.0) for right, wrong in less]
+    paid = [(x.weight * right + 0.0, x.weight * wrong + 0.0, row) for right, wrong, row in less]
     what = f"{said}, and times its weight {x.weight:g} it has"
     return dataclasses.replace(wrong_sign(x.place, what, x.column, paid, loses), undo=x.turned)
 
 
-def wrong_sign(part: str, what: str, column: str, less: Sequence[tuple[float, float]], why: str = "") -> Finding:
+def wrong_sign(part: str, what: str, column: str, less: Sequence[figures.Pair], why: str = "") -> Finding:
     """Return the flag of right answers that get less."""
-    right, wrong = less[0]
-    said = (
-        f"{what} the wrong sign: in the same words the right answer (column {column}) gets {right:g} and a wrong one "
-    )
-    said += f"{wrong:g}, for {len(less)} pairs and never the other way round{why}"
+    right, wrong, _ = less[0]
+    said = f"{what} the wrong sign: in the same words the right answer (column {column}) gets {right:g} and a wrong "
+    said += f"one {wrong:g}, for {len(less)} pairs and never the other way round{why}"
     repair = "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more."
     tried = f"with the sign turned the right answer gets {0 - right:g} and the wrong one {0 - wrong:g}"
     return Finding("F14", said, repair, tried=tried, part=part, fault="sign")

@@ -25,29 +25,13 @@ def readings(value: Any) -> list[str]:
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     answer = text.rpartition("####")[2].strip() if "####" in text else boxed[-1] if boxed else text
     texts = [answer, bare(answer)]
-    if plain := _plain_number(texts[-1]):
+    if re.fullmatch(r"[-+]?(\d{1,3}(,\d{3})+|\d{4,})(\.\d+)?", texts[-1], re.ASCII):
+        plain = texts[-1].replace(",", "")
         whole, point, fraction = plain.partition(".")
         texts += [plain, f"{int(whole):,}{point}{fraction}"]
     if len(text) < 60 and "####" not in text:  # with the mark it is a solution and its answer: no model answers so
         texts.append(text)
     return list(dict.fromkeys(filter(None, texts)))
-
-
-# A number with thousands: 1,234.5, 1.234,5, 1 234,5 or 1234.5. What 1.234 is, nobody knows.
-_BLANK = "[ \u00a0\u2009\u202f]"
-_THOUSANDS = (
-    (r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{4,}(\.\d+)?", {",": ""}),
-    (r"[-+]?\d{1,3}(\.\d{3})+,\d+|[-+]?\d{1,3}(\.\d{3}){2,}", {".": "", ",": "."}),
-    (rf"[-+]?\d{{1,3}}({_BLANK}\d{{3}})+([.,]\d+)?", {**dict.fromkeys(_BLANK[1:-1], ""), ",": "."}),
-)
-
-
-def _plain_number(text: str) -> str:
-    """Return a number of a thousand or more without what parts its thousands; empty for another text."""
-    for pattern, changed in _THOUSANDS:
-        if re.fullmatch(pattern, text, re.ASCII):
-            return "".join(changed.get(sign, sign) for sign in text)
-    return ""
 
 
 # After a number, these are a part of it: 1e3, 0x1F, 2x, 5k, 5 million, 2 or 3.

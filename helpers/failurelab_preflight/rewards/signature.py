@@ -1,14 +1,9 @@
-"""What a reward function says of itself: its name, the columns that it asks for, and the texts that stand in it.
+"""What a reward function says of itself: its name and the columns that it asks for."""
 
-Texts are what completions are made up by, and columns what is handed over: neither is a verdict.
-"""
-
-import contextlib
 import functools
 import inspect
-import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
@@ -81,47 +76,3 @@ def plain_function(function: Any) -> Any:
         function = getattr(function, "__wrapped__", None) or function.func
     function = getattr(function, "__func__", function)
     return function if hasattr(function, "__code__") else inspect.getattr_static(type(function), "__call__", function)
-
-
-def texts(function: Any) -> list[str]:
-    """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
-    constants = []
-    for code, values in _codes(function):
-        constants += [*code.co_consts, *values]
-    known = getattr(plain_function(function), "__doc__", None)
-    constants = [value.pattern if isinstance(value, re.Pattern) else value for value in constants]
-    return list(dict.fromkeys(value for value in constants if isinstance(value, str) and value != known))
-
-
-def reads_json(function: Any) -> bool:
-    """Return whether a function names `json`."""
-    return any("json" in code.co_names for code, _ in _codes(function))
-
-
-def _codes(function: Any, depth: int = 3) -> Iterator[tuple[types.CodeType, list[Any]]]:
-    """Yield the code of a function, of what is defined in it, and of what it calls in its own module.
-
-    Beside the code stand the values of the names that are from outside.
-    """
-    instance, function = function, plain_function(function)
-    instance = getattr(instance, "__self__", instance)
-    if not isinstance(function, types.FunctionType):
-        return
-    codes, values = [function.__code__], []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
-            values.append(cell.cell_contents)
-    if instance is not function:
-        values += vars(instance).values() if hasattr(instance, "__dict__") else ()
-    for code in codes:
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-        if instance is not function:
-            own = (inspect.getattr_static(type(instance), name, None) for name in code.co_names)
-            values += [value for value in own if isinstance(value, (types.FunctionType, re.Pattern, str))]
-    yield codes[0], values
-    for code in codes[1:]:
-        yield code, []
-    for value in values if depth else ():
-        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__ and value is not function:
-            yield from _codes(value, depth - 1)

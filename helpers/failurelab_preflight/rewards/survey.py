@@ -15,7 +15,7 @@ from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.forms import Completion
 from failurelab_preflight.rewards.inputs import OWN, Inputs
 from failurelab_preflight.rewards.judging import examine, judge, wrong_sign
-from failurelab_preflight.rewards.table import Line, RewardTable, quote, scale_notes
+from failurelab_preflight.rewards.table import Line, RewardTable, quote
 
 
 def ask(
@@ -77,34 +77,19 @@ def survey(
     """
     weights = [1.0] * len(functions) if weights is None else list(weights)
     places = list(places) or list(range(len(functions)))
-    own = [functions[place] for place in places]
-    asked = [name for function in own for name in signature.asked_columns(function)]
+    asked = [name for place in places for name in signature.asked_columns(functions[place])]
     column = signature.reference_column(inputs.rows, asked) or ""
-    completions = forms.make(inputs.rows, column, own, opened, drawn)
-    keys = [signature.key_of(functions, place) for place in places]
-    alone = len(functions) == 1
-    examined = [
-        Examination(
-            functions[n],
-            key,
-            inputs,
-            completions,
-            column,
-            opened,
-            weights[n],
-            alone,
-            **options,
-            turned=Arguments({"reward_weights": [-w if m == n else w for m, w in enumerate(weights)]}),
-        )
-        for n, key in zip(places, keys)
-    ]
+    completions = forms.make(inputs.rows, column, opened, drawn)
+    examined = []
+    for n in places:
+        turned = Arguments({"reward_weights": [-weight if m == n else weight for m, weight in enumerate(weights)]})
+        given = (functions[n], signature.key_of(functions, n), inputs, completions, column, opened, weights[n])
+        examined.append(Examination(*given, alone=len(functions) == 1, turned=turned, **options))
     flags = [list(examine(x)) for x in examined]
     sums = _totals(examined, completions)
     for x, about in zip(examined, flags):
         if x.changed and x is not examined[-1]:
-            what = (
-                f"{x.key} changes {' and '.join(x.changed)} in place, and the functions after it are given what it left"
-            )
+            what = f"{x.key} changes {' and '.join(x.changed)} in place, and those after it are given what it left"
             repair = "Work on a copy: write into no list or message that the function is given."
             about.append(x.suspected("in place", what, repair, "what the others pay for it was not asked"))
         if x.rewards:
@@ -114,21 +99,13 @@ def survey(
     kept = [each for each in completions if sums and all(x.paid[each] != RAISES for x in examined)]
     if kept and any(x.varies for x in examined):
         totals = [sums[each] for each in kept]
-        said += _judge_sum(
-            examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said), group
-        )
-    table = tabulate(examined, said)
-    notes = [*scale_notes(table, [weights[place] for place in places])]
-    if part := examined[0].part if examined else 0:
-        notes.append(f"the functions were called with {part} completions at a time, as each process calls them")
-    return dataclasses.replace(table, notes=notes)
-
-
-def tabulate(examined: Sequence[Examination], flags: Sequence[Finding] = ()) -> RewardTable:
-    """Return what functions paid for the completions of the first prompt, as a table."""
-    completions = dict.fromkeys(each for x in examined for each in x.paid if each.row == 0)
-    lines = [Line(c.worth, c.form, c.text, [x.paid.get(c, "not asked") for x in examined]) for c in completions]
-    return RewardTable([x.key for x in examined], lines, list(flags))
+        accused = any(flag.accuses for flag in said)
+        said += _judge_sum(examined, kept, totals, weights, whole, accused, group)
+    first = dict.fromkeys(each for x in examined for each in x.paid if each.row == 0)
+    lines = [Line(c.worth, c.form, c.text, [x.paid.get(c, "not asked") for x in examined]) for c in first]
+    part = options.get("part")
+    notes = [f"the functions were called with {part} completions at a time, as each process calls them"] * bool(part)
+    return RewardTable([x.key for x in examined], lines, said, notes)
 
 
 def _totals(examined: Sequence[Examination], completions: Sequence[Completion]) -> dict[Completion, float]:
@@ -154,10 +131,8 @@ def _judge_sum(
     group: int,
 ) -> Iterator[Finding]:
     """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
-    ends = [
-        f"{total:g} ({quote(each.text)})"
-        for total, each in (min(zip(totals, kept), key=_first), max(zip(totals, kept), key=_first))
-    ]
+    by_total = sorted(zip(totals, kept), key=operator.itemgetter(0))
+    ends = [f"{total:g} ({quote(each.text)})" for total, each in (by_total[0], by_total[-1])]
     said = f"{len(totals)} made-up completions are told apart: they got {' to '.join(ends)}"
     if figures.is_flat(kept, totals):
         what = f"{said}: with reward_weights {list(weights)} the sum is the same for all completions of a prompt"
@@ -184,14 +159,14 @@ def _judge_sum(
         yield Finding.not_checked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
         return
     if not any(x.weight for x in asking):
-        pairs = next(filter(None, (x.pairs[0] for x in asking)), None)
         what = f"{', '.join(x.key for x in asking)} alone asks for the reference (column {column}), and its entry in "
         what += "reward_weights is 0: being right is not rewarded"
         repair = "Give it a weight above 0; reward_weights are in the order of reward_funcs."
-        tried = f"with a weight of 1 right gets {pairs[0][0]:g} and wrong {pairs[0][1]:g}" if pairs else ""
+        paid = next(filter(None, (x.compare(x.rewards)[0] for x in asking)), None)
+        tried = f"with a weight of 1 right gets {paid[0][0]:g} and wrong {paid[0][1]:g}" if paid else ""
         yield Finding("F14", what, repair, tried=tried)
         return
-    more, less, rows_less = figures.compare_pairs(kept, totals)
+    more, less = figures.compare_pairs(kept, totals)
     if more:
         rights = [(total, each.text) for each, total in zip(kept, totals) if each.worth == "right"]
         most, text = max(rights, key=operator.itemgetter(0))
@@ -199,25 +174,20 @@ def _judge_sum(
         if max(figures.lead(kept, totals)) <= figures.SAME:
             what = f"{said}, and a completion that answers nothing no less"
             if any(max(figures.lead(x.completions, x.rewards), default=1.0) <= figures.SAME for x in asking):
-                why = (
-                    "the function that asks for the answer pays it to a text without one, in the forms that were tried"
-                )
+                why = "the function that asks for the answer pays a text without one, in the forms that were tried"
                 repair = "Let the function pay nothing for an empty answer and for a part of the right one."
                 yield Finding.suspected("F14", what, why, repair)
             else:
                 yield Finding.not_checked("F14", f"{what}: read what each adds")
             return
         rows = {each.row for each in kept if each.worth == "right"}
-        told = {row for row in rows if figures.compare_pairs(*_of_row(row, kept, totals))[0]}
-        if untold := rows - told:
-            what = (
-                f"{said}; for {len(untold)} of {len(rows)} rows no form of the answer got more than a wrong one in it"
-            )
-            yield Finding.not_checked("F14", what)
+        if untold := rows - {row for *_, row in more}:
+            what = f"for {len(untold)} of {len(rows)} rows no form of the answer got more than a wrong one in it"
+            yield Finding.not_checked("F14", f"{said}; {what}")
             return
         control = f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}"
         yield Finding.held("F14", said, control)
-    elif less and rows_less == {each.row for each in kept} and any(x.pairs[0] for x in asking):
+    elif {row for *_, row in less} == {each.row for each in kept} and any(x.compare(x.rewards)[0] for x in asking):
         yield wrong_sign("", "the sum of all functions has", column, less)
 
 
@@ -230,7 +200,7 @@ def _judge_groups(
     """
     asked: list[Completion] = []
     for row in sorted({each.row for each in kept}):
-        own = sorted(zip(*_of_row(row, kept, totals)), key=operator.itemgetter(1))
+        own = sorted([pair for pair in zip(kept, totals) if pair[0].row == row], key=operator.itemgetter(1))
         if own[-1][1] - own[0][1] > figures.SAME:
             turns = [own[-1 - at // 2 if at % 2 else at // 2][0] for at in range(len(own))]
             asked += itertools.islice(itertools.cycle(turns), size)
@@ -246,17 +216,6 @@ def _judge_groups(
     counted = counts.of_rewards([[round(each, 9) for each in paid[at : at + size]] for at in range(0, len(paid), size)])
     if counted["flat_groups"] < counted["groups"]:
         return None
-    what = (
-        f"{said}; but in groups of {size}, as the run has them, all completions of each of {counted['groups']} groups "
-    )
-    what += "get the same, right and wrong ones together, so every advantage is 0"
+    what = f"{said}; but in groups of {size}, as the run has them, all completions of each of {counted['groups']} "
+    what += "groups get the same, right and wrong ones together, so every advantage is 0"
     return Finding("F10", what, "Pay each completion its own worth, not that of its group.", fault="groups")
-
-
-def _of_row(row: int, kept: Sequence[Completion], totals: Sequence[float]) -> tuple[list[Completion], list[float]]:
-    own = [(each, total) for each, total in zip(kept, totals) if each.row == row]
-    return [each for each, _ in own], [total for _, total in own]
-
-
-def _first(pair: tuple[float, Completion]) -> float:
-    return pair[0]

@@ -3,12 +3,11 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from failurelab_preflight.finding import Finding
 
-_DROWNS = 20.0  # times as wide
 _SHOWN = 4  # lines of the picture for each worth; the others stand in the JSON
 _WORTH = ("right", "wrong", "other", "none")
 
@@ -87,18 +86,6 @@ class RewardTable:
         of_worth = [[line for line in kinds.values() if line.worth == worth][:_SHOWN] for worth in _WORTH]
         chosen = [line for lines in of_worth for line in lines]
         return chosen, len(self.lines) - len(chosen)
-
-
-def scale_notes(table: RewardTable, weights: Sequence[float]) -> Iterator[str]:
-    """Yield which function's rewards drown another's: GRPO divides by the spread of the sum."""
-    spans = {}
-    for key, weight, column in zip(table.functions, weights, zip(*(line.rewards for line in table.lines))):
-        numbers = [value * weight for value in column if isinstance(value, float) and math.isfinite(value)]
-        spans[key] = max(numbers, default=0.0) - min(numbers, default=0.0)
-    for key, span in spans.items():
-        small = [f"{other} ({its:g})" for other, its in spans.items() if 0 < its * _DROWNS < span]
-        if small:
-            yield f"the rewards of {key} span {span:g} and drown those of {', '.join(small)} in the sum"
 
 
 def _said(flag: Finding) -> str:
