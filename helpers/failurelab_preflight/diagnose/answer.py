@@ -122,9 +122,9 @@ def decide(evidence: RunEvidence) -> Diagnosis:
         known |= {"not_named": ", ".join(f"{' or '.join(proof.failures)} ({proof.says})" for proof in flat)}
     causes = _causes(proofs, looks)
     signs = [sign for sign in read.sign if sign.holds(known)]
-    unknown = history is None or bool(history.trainer)
-    if history is not None and history.trainer:
-        notes.append(f"the log is of {history.trainer} training: only its errors were looked up")
+    unknown = history is None or not history.grpo
+    if history is not None and not history.grpo:
+        notes.append("the log is of another kind of training: only its errors were looked up")
     if causes:
         return Diagnosis(evidence.name, causes, False, [], [], notes, evidence)
     if not (unknown or signs):

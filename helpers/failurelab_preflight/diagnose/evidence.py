@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import pathlib
@@ -16,7 +17,8 @@ from failurelab_preflight.answer import Answer
 from failurelab_preflight.diagnose import checkpoints, figures
 from failurelab_preflight.diagnose.history import Entry, History, entries_of, read_history, rows_of
 
-_BLOCK = 1 << 20  # characters
+_BLOCK, _BEGINNING = 5000, 200  # lines that are read at once, and that tell what a file is
+_TENSORS = (".safetensors", ".parquet", ".pt", ".bin", ".pth", ".pkl")
 
 
 class RunError(FailureLabError):
@@ -105,7 +107,7 @@ def collect(
         why = "; ".join(evidence.not_read) or "it holds nothing that a run leaves"
         raise RunError(f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), or the log")
     if evidence.history is not None:
-        evidence.figures |= figures.measure(evidence.history) if not evidence.history.trainer else {}
+        evidence.figures |= figures.measure(evidence.history) if evidence.history.grpo else {}
         evidence.not_read += evidence.history.notes
     return evidence
 
@@ -147,30 +149,20 @@ def _number(folder: pathlib.Path) -> float:
 def _kind(file: pathlib.Path, evidence: RunEvidence) -> str:
     """Return what a file is; empty for one that says nothing of a run."""
     name, suffix = file.name.lower(), file.suffix.lower()
-    if suffix in (".safetensors", ".parquet"):
+    if suffix in _TENSORS:
         return "weights" if suffix == ".safetensors" else ""
     try:
-        with file.open("rb") as stream:
-            start = stream.read(4096)
-    except OSError as error:
-        evidence.not_read.append(f"{file.name} cannot be read ({error.strerror})")
+        text = "".join(itertools.islice(symptoms.read_log(file), _BEGINNING))
+    except symptoms.LogError as error:
+        evidence.not_read.append(str(error).split(". Next")[0])
         return ""
-    if not start.strip():
-        evidence.not_read.append(f"{file.name} is empty")
-        return ""
-    if b"\0" in start and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        if suffix not in (".pt", ".bin", ".pth", ".pkl"):
-            evidence.not_read.append(f"{file.name} is binary and no safetensors file")
-        return ""
-    text = start.decode("utf-8", errors="replace")
     first = text.splitlines()[0]
     if suffix in (".py", ".ipy"):
         return "script"
     if suffix == ".json":
         if name == "failurelab.json":
             return "guards"
-        lists = '"findings"' in text and any(f'"{name}"' in text for name in ("held", "not_checked", "repair"))
-        if lists or ('"schema"' in text and '"failures"' in text):
+        if '"findings"' in text or '"schema"' in text:
             return "preflight"
         if "log_history" in text or "trainer_state" in name or '"loss"' in text or '"reward"' in text:
             return "history"
@@ -183,13 +175,10 @@ def _kind(file: pathlib.Path, evidence: RunEvidence) -> str:
 
 
 def _entries(file: pathlib.Path) -> Iterator[Entry]:
-    with file.open("rb") as binary:
-        wide = binary.read(2) in (b"\xff\xfe", b"\xfe\xff")
-    with file.open(encoding="utf-16" if wide else "utf-8", errors="replace", newline="") as stream:
-        if file.suffix.lower() == ".csv":
-            yield from rows_of(stream)
-        else:
-            yield from entries_of(iter(lambda: stream.read(_BLOCK), ""))
+    lines = symptoms.read_log(file)
+    if file.suffix.lower() == ".csv":
+        return rows_of(lines)
+    return entries_of(iter(lambda: "".join(itertools.islice(lines, _BLOCK)), ""))
 
 
 def _read_history(file: pathlib.Path, evidence: RunEvidence) -> None:
@@ -212,7 +201,7 @@ def _take_history(record: History, file: pathlib.Path, evidence: RunEvidence) ->
         return
     evidence.history = record
     evidence.kinds.add("history")
-    what = f"of {record.trainer} training" if record.trainer else "of GRPO"
+    what = "of GRPO" if record.grpo else "of another kind of training"
     last = f", up to step {record.entries[-1]['step']:g}" if record.numbered else ", without steps"
     evidence.read.append(f"{file.name}: {len(record.entries)} entries {what}{last}")
 
@@ -220,12 +209,8 @@ def _take_history(record: History, file: pathlib.Path, evidence: RunEvidence) ->
 def _read_log(file: pathlib.Path, evidence: RunEvidence) -> None:
     """Take a log's figures, and the errors in it: of the registry, and of names that a release does not have."""
     evidence.kinds.add("log")
-    try:
-        read = symptoms.Log(symptoms.read_log(file))
-        matches = symptoms.find_matches(read)
-    except symptoms.LogError as error:
-        evidence.not_read.append(str(error).split(". Next")[0])
-        return
+    read = symptoms.Log(symptoms.read_log(file))
+    matches = symptoms.find_matches(read)
     owners: dict[int, str] = {}  # a line that is the error of two failures is the first one's
     for match in matches:
         said = f"line {match.number}: {match.line[:120]}"
@@ -236,7 +221,7 @@ def _read_log(file: pathlib.Path, evidence: RunEvidence) -> None:
     for number, line in read.errors.items():
         if explained := names.explain(line):
             evidence.proofs.append(Proof(("release",), f"line {number}: {line[:160]}. {explained}"))
-    if evidence.history is None or evidence.history.trainer:
+    if evidence.history is None or not evidence.history.grpo:
         record = read_history(_entries(file))
         if record.entries:
             _take_history(record, file, evidence)

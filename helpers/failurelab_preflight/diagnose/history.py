@@ -37,15 +37,6 @@ _KNOWN = {name: name for name in ("reward", "reward_std", "grad_norm", "loss", "
     "sampling/importance_sampling_ratio/mean": "weight_mean",
     "sampling/importance_sampling_ratio/max": "weight_max",
 }
-# What only another trainer logs, and which.
-_OTHERS = (
-    ("rewards/chosen", "DPO"),
-    ("logps/chosen", "DPO"),
-    ("objective/rlhf_reward", "PPO or Online DPO"),
-    ("objective/kl", "PPO or Online DPO"),
-    ("policy/approxkl_avg", "PPO"),
-    ("mean_token_accuracy", "SFT"),
-)
 
 
 @dataclasses.dataclass
@@ -55,13 +46,13 @@ class History:
     Attributes:
         entries: of training, in the order of their steps: step and figures, as they are called here; NaN or infinity
             where that was logged.
-        trainer: the trainer that logged it, where it is not GRPO's.
+        grpo: whether a trainer with rewards logged it: GRPO's, or one like it.
         notes: what was done to bring the entries into order.
         numbered: whether the entries say their steps; else they are counted.
     """
 
     entries: list[Entry]
-    trainer: str = ""
+    grpo: bool = True
     notes: list[str] = dataclasses.field(default_factory=list)
     numbered: bool = True
 
@@ -118,10 +109,8 @@ def _numbers(values: Mapping[str, Any]) -> Entry:
 
 def read_history(logged: Iterable[Entry]) -> History:
     """Put entries in order: resumed runs joined, the last of several runs taken, steps sorted."""
-    names: set[str] = set()
     entries: list[Entry] = []
     for raw in logged:
-        names |= raw.keys()
         if _EVALUATION & raw.keys() or not _TRAINING & raw.keys():
             continue
         entry: Entry = {}
@@ -129,10 +118,7 @@ def read_history(logged: Iterable[Entry]) -> History:
             if name in raw:
                 entry.setdefault(figure, raw[name])
         entries.append(entry)
-    trainer = ""
-    if not any("reward" in entry for entry in entries):
-        trainer = next((trainer for name, trainer in _OTHERS if name in names), "another kind of" if entries else "")
-    history = History(entries, trainer)
+    history = History(entries, not entries or any("reward" in entry for entry in entries))
     history.numbered = sum("step" in entry for entry in entries) > len(entries) / 2
     if history.numbered:
         history.entries = _ordered([entry for entry in entries if "step" in entry], history.notes)
