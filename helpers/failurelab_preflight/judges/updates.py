@@ -97,7 +97,8 @@ def optimizer_name(training: Training) -> str:
 def _optimizer(training: Training) -> tuple[str, float, bool]:
     """Return what steps the weights, its highest rate, and whether a first step of it is known to be that large."""
     rate, optimizer = training.arguments.get("learning_rate"), (training.keywords.get("optimizers") or (None,))[0]
-    kind, options = training.keywords.get("optimizer_cls_and_kwargs") or (None, {})
+    given: tuple[Any, dict[str, Any]] = training.keywords.get("optimizer_cls_and_kwargs") or (None, {})
+    kind, options = given
     if optimizer is not None:
         rates = [group.get("initial_lr", group["lr"]) for group in getattr(optimizer, "param_groups", ())]
         kind, options = type(optimizer), {"lr": max(rates, default=rate)}
