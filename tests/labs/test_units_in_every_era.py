@@ -60,7 +60,7 @@ OWN = {
     "logits": "test_two_processes_average_their_gradients_as_with_full_logits",
     # What is said of a wrong step, whose gradient other tests of these files compare in each stack.
     "preflight_step": (
-        "test_tensors_without_a_gradient_are_another_judge_s_finding test_a_wrong_gradient_is_found "
+        "test_a_step_is_judged[without_a_gradient] test_a_step_is_judged[opposite_sign] "
         "test_a_penalty_is_compared_once_the_policy_has_left_its_reference "
         "test_a_loop_of_one_s_own_that_mixes_two_orders"
     ),

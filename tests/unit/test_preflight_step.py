@@ -119,9 +119,9 @@ BOUNDED = reshaping(lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), ow
 # What is made of a step, from which release on, what is done to the trainer, what is asked, and what is said.
 STEPS = {
     "healthy": ({}, "0", None, {}, {"F21": HELD, "F3b": HELD}, "32 completions"),
-    "opposite sign": ({"kind": NEGATIVE}, "0", None, {}, {"F21": FOUND, "F3b": None}, "Planted.compute_loss"),
+    "opposite_sign": ({"kind": NEGATIVE}, "0", None, {}, {"F21": FOUND, "F3b": None}, "Planted.compute_loss"),
     # F1 or F2; what else is wrong with the gradient is asked again without that.
-    "without a gradient": ({"kind": NEGATIVE}, "0", None, {"missing": True}, {"F21": NOT_CHECKED}, "cosine -1"),
+    "without_a_gradient": ({"kind": NEGATIVE}, "0", None, {"missing": True}, {"F21": NOT_CHECKED}, "cosine -1"),
     # Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD.
     "a lost micro-batch": (SCALED, "0.15", loses_a_micro_batch, {}, {"F21": FOUND}, "accumulation"),
     # A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not.
@@ -171,7 +171,7 @@ def test_a_step_is_judged(name, model, tokenizer, tmp_path):
         assert "mask_truncated" not in of_first.evidence.partition("does not show")[2]
     elif of_first.failure == "F21" and of_first.verdict is NOT_CHECKED:
         assert not [answer for answer in answers.values() if answer.accuses]
-    elif name == "opposite sign":
+    elif name == "opposite_sign":
         assert (of_first.origin, of_first.undo) == (SCRIPT, None)
 
 
