@@ -20,7 +20,7 @@ UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
     "atlas experiments known_gradients names node predicates preflight_repairs preflight_together ranks registry "
-    "reward_guard simulate symptoms textbook_queued textbook_turns verdicts"
+    "reward_guard simulate symptoms textbook_queued textbook_turns"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards ledger logits "
