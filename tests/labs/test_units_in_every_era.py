@@ -61,8 +61,7 @@ OWN = {
     # What is said of a wrong step, whose gradient other tests of these files compare in each stack.
     "preflight_step": (
         "test_a_step_is_judged[without_a_gradient] test_a_step_is_judged[opposite_sign] "
-        "test_a_penalty_is_compared_once_the_policy_has_left_its_reference "
-        "test_a_loop_of_one_s_own_that_mixes_two_orders"
+        "test_a_penalty_is_compared_once_the_policy_has_left_its_reference"
     ),
     "step_guard": "test_a_wrong_gradient_stops_the_run",
     "textbook_algorithms": "test_each_suspect_is_named test_a_mistake_planted_in_online_dpo_is_named",

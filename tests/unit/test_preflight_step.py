@@ -184,17 +184,14 @@ def test_a_stock_trainer_of_no_release_is_accused(model, tokenizer, tmp_path):
 
 
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
-    """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of.
-
-    Its repair keeps the batch of a step.
-    """
+    """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of."""
     held = judge(online_dpo(model, tokenizer, tmp_path))
     assert held["F21"].verdict is HELD and "F15" not in held
     added = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
     assert added.verdict is NOTED and (added.harm, added.origin) == ("slows", RELEASE)
     found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2, optim="sgd"))["F21"]
     assert found.verdict is Verdict.SUSPECTED and "micro-batches are added" in found.evidence
-    assert dict(found.undo.values) == {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+    assert "gradient_accumulation_steps=1" in found.repair
 
 
 @pytest.mark.parametrize(("version", "failure"), [("4.47.1", "F20"), ("4.48.0", "F21")], ids=["adds", "divides"])
@@ -546,64 +543,17 @@ def test_a_mask_of_the_script_s_own_that_has_the_padding_in_it(whole, verdict, m
     assert verdicts[0] is verdict and set(verdicts) <= {verdict, NOT_CHECKED}
 
 
-def own_loop(stacked, repeated):
-    """Return a trainer that draws one completion of each prompt at a time, with rows and answers in an order.
+class OtherColumns(trl.GRPOTrainer):
+    """A trainer that pays each completion by another row's answer."""
 
-    Each is by `call` (P1 P2 .. P1 P2 ..) or by `prompt` (P1 P1 .. P2 P2 ..).
-    """
-
-    class OwnLoop(trl.GRPOTrainer):
-        def _prepare_inputs(self, inputs):
-            return inputs
-
-        def compute_loss(self, model, inputs, *rest, **options):
-            size, tok = self.num_generations, self.processing_class
-            rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
-            asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
-            width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
-            config.num_return_sequences = 1
-            with torch.no_grad():
-                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(size)]
-            longest = max(call.shape[1] for call in calls)
-            pad = tok.pad_token_id
-            calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
-
-            def in_order(values, order):
-                return [each for each in values for _ in range(size)] if order == "prompt" else list(values) * size
-
-            drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
-            prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
-            ended = (drawn == tok.eos_token_id).int()
-            mask = (ended.cumsum(1) - ended == 0).int()
-            logits = model(torch.cat([prompts, drawn], 1), attention_mask=torch.cat([masks, mask], 1)).logits
-            logps = logits[:, width - 1 : -1].log_softmax(-1).gather(2, drawn[..., None])[..., 0]
-            texts = tok.batch_decode(drawn, skip_special_tokens=True)
-            asked_for, answer = (in_order([row[name] for row in rows], repeated) for name in ("prompt", "answer"))
-            given = {"prompts": asked_for, "completions": texts, "answer": answer}
-            groups = torch.tensor([function(**given) for function in self.reward_funcs]).sum(0).view(-1, size)
-            worth = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).reshape(-1)
-            loss = -(logps - logps.detach()).exp() * worth[:, None] * mask
-            return (loss.sum(1) / mask.sum(1)).mean()
-
-    return OwnLoop
+    def _calculate_rewards(self, inputs, *rest):
+        answers = [row["answer"] for row in inputs[4:] + inputs[:4]]
+        return super()._calculate_rewards([row | {"answer": own} for row, own in zip(inputs, answers)], *rest)
 
 
-@pytest.mark.parametrize(
-    ("stacked", "repeated", "gradient", "pairs"),
-    [
-        ("call", "prompt", NOT_CHECKED, True),
-        ("prompt", "call", HELD, True),
-        ("prompt", "prompt", HELD, False),
-    ],
-)
-def test_a_loop_of_one_s_own_that_mixes_two_orders(stacked, repeated, gradient, pairs, model, tokenizer, tmp_path):
-    """Completions by call, answers and groups by prompt: such groups are not judged, and the answers are."""
-    options = {"loss_type": "grpo"} if has("loss_type") else {}
-    options |= {"gradient_accumulation_steps": 1, "optim": "sgd"}
-    answers = all_of(trainer(model, tokenizer, tmp_path, kind=own_loop(stacked, repeated), **options))
-    (of_gradient,) = [answer for answer in answers if answer.failure == "F21"]
-    # Rounding decides whether this loss, which is 0, was ever below.
-    assert of_gradient.verdict is gradient or (gradient is HELD and "losses_negative" in of_gradient.why)
-    of_pairs = [answer for answer in answers if answer.failure == "F14"]
-    assert [answer.verdict for answer in of_pairs] == [FOUND] * pairs
-    assert all(2 * answer.figures[0].value > answer.figures[0].scale for answer in of_pairs)
+@pytest.mark.skipif(not hasattr(trl.GRPOTrainer, "_calculate_rewards"), reason="rewards are computed elsewhere")
+def test_columns_of_another_row_are_found_where_the_script_draws_nothing(model, tokenizer, tmp_path):
+    answers = all_of(trainer(model, tokenizer, tmp_path, kind=OtherColumns))
+    (of_pairs,) = [answer for answer in answers if answer.failure == "F14"]
+    assert of_pairs.verdict is FOUND and of_pairs.origin == SCRIPT
+    assert 2 * of_pairs.figures[0].value > of_pairs.figures[0].scale

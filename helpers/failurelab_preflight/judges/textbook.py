@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -51,14 +50,10 @@ ENDS = (8, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in tur
 SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
 _LEAST = 0.02  # that a weight near 0 is moved by, as an adapter's; others by their own size
 _NEAR, _FAR = 0.5, 5.0  # nats a token that the policy is moved: some ratios leave their bounds; a penalty is large
-_FEW, _ROWS = 64, 4096  # rows of the dataset whose prompts are measured; the second where those have one length
+_FEW, _ROWS = 64, 2048  # rows of a stream, and of a dataset, whose prompts are measured
 _MOST = 5e7  # parameters up to which the search for an explanation, some ten passes, is affordable on a CPU
 # The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
-_FAILURES = {
-    "rows of the prompt": "F3b",
-    "scores shifted by one": "F3b",
-    "temperature": "F15",
-}
+_FAILURES = {"rows of the prompt": "F3b", "scores shifted by one": "F3b", "temperature": "F15"}
 _CONTROLS = ("opposite sign", "scores shifted by one")  # which have to be seen, where a gradient holds
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
@@ -74,10 +69,9 @@ _REPAIRS = {
     "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
     MIXED: "Let each prompt come num_generations times in a row, as trl's own sampler does; trl 0.15 repeats nothing "
     "of an IterableDataset: Dataset.from_list(list(rows)) is repeated.",
+    _ACCUMULATION: "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step.",
     NO_MASK: "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
 }
-_WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
-_BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
 _LIBRARIES = ("trl", "transformers", "builtins")
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
 _LEFT_OVER = 1e-2  # of the largest weight: what has no sign
@@ -92,25 +86,22 @@ _FLAT = (
 
 
 class OwnMethod(NamedTuple):
-    """A method of a class of the script's own that is in the place of the library's: both names, and its code."""
+    """A method of a class of the script's own that is in the place of the library's."""
 
+    kind: type
     name: str
-    code: types.CodeType
 
-    def is_named(self, *names: str) -> bool:
-        """Whether the method, without its class, has one of these names."""
-        return self.name.rpartition(".")[2] in names
+    def __str__(self) -> str:
+        return f"{self.kind.__name__}.{self.name}"
 
 
 def overridden(trainer: Any) -> list[OwnMethod]:
     """Return the methods that classes of the script's own override."""
     kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
-    return [
-        OwnMethod(f"{kind.__name__}.{name}", value.__code__)
-        for kind in kinds
-        for name, value in vars(kind).items()
-        if inspect.isfunction(value) and name != "__init__"
+    methods = [
+        OwnMethod(kind, name) for kind in kinds for name, value in vars(kind).items() if inspect.isfunction(value)
     ]
+    return [method for method in methods if method.name != "__init__"]
 
 
 class StepJudge(TrainerCallback):
@@ -174,12 +165,10 @@ class StepJudge(TrainerCallback):
             return False
         with contextlib.suppress(Exception):  # prompts with images, or made by a loop of the script's own
             whole = trainer.train_dataset if self.training.dataset is None else self.training.dataset
-            for count in (_FEW, _ROWS) if hasattr(whole, "__len__") else (_FEW,):
-                rows = sample(self.training, count)
-                if len({len(ids) for ids in prompt_ids(trainer, [row["prompt"] for row in rows])}) > 1:
-                    return True
-                if len(rows) < count:  # all that there are
-                    return False
+            most = _ROWS if hasattr(whole, "__len__") else _FEW
+            rows = sample(self.training, most)
+            lengths = {len(ids) for ids in prompt_ids(trainer, [row["prompt"] for row in rows])}
+            return True if len(lengths) > 1 else False if len(rows) < most else None  # all that there are
         return None
 
     def _uses_again(self) -> bool:
@@ -193,7 +182,7 @@ class StepJudge(TrainerCallback):
         self._recorder = textbook.recorder_of(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
-        changed = not self._recorder.algorithm.is_paired and (self._own or self._find_replaced())
+        changed = not self._recorder.algorithm.is_paired and (self._own or self.replaced)
         if self._maker[0] or self._recorder.scores_itself or changed:
             self._ledger = textbook.Ledger(self.trainer)
             self._listening.callback(self._ledger.detach)
@@ -361,15 +350,12 @@ class StepJudge(TrainerCallback):
     @functools.cached_property
     def replaced(self) -> list[Replaced]:
         """The library's functions that the script has put others in the place of."""
-        return self._find_replaced()
-
-    def _find_replaced(self) -> list[Replaced]:
         return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     @property
     def _where(self) -> str:
         """What the script overrides and replaces, as sentences; "" where nothing."""
-        names = ", ".join(method.name for method in self._own)
+        names = ", ".join(map(str, self._own))
         theirs = ", ".join(map(str, self.replaced))
         put = f" In the place of the library's own the script puts {theirs}." if theirs else ""
         return (f" The script overrides {names}." if names else "") + put
@@ -381,18 +367,14 @@ class StepJudge(TrainerCallback):
 
     def _repair(self, failure: str, named: str) -> tuple[str, Repair | None]:
         """Return what to do, in words and as what undoes it."""
-        given = self.training.arguments
         if failure == "F15":
             options = getattr(self.trainer.args, "generation_kwargs", None) or {}
             drawn = float(options.get("temperature") or 1.0)
             moved = f"Give the config temperature={drawn:g} and take it out of generation_kwargs."
             return moved if "temperature" in options else _REPAIRS["F15"], Arguments({"temperature": drawn})
-        if named == _ACCUMULATION and not self._own:
-            accumulated, on_device = (given.get(name) or least for name, least in _BATCH.items())
-            whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
-            return _WITHOUT_ACCUMULATION, Arguments(whole)
-        if failure == "F20":
-            return _REPAIRS["F20"], Arguments({"steps_per_generation": given.get("gradient_accumulation_steps") or 1})
+        if failure == "F20" and named == _OF_GENERATION:
+            steps = self.training.arguments.get("gradient_accumulation_steps") or 1
+            return _REPAIRS["F20"], Arguments({"steps_per_generation": steps})
         if failure == "F3b" and not self._own:  # else the versions may be innocent
             return _REPAIRS["F3b"], LOGITS_REPAIRED
         return _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE), None
@@ -402,7 +384,7 @@ class StepJudge(TrainerCallback):
         source = self.training.source
         if not self._own or source is None:
             return None
-        code = self._own[0].code
+        code = vars(self._own[0].kind)[self._own[0].name].__code__
         return location(code.co_filename, code.co_firstlineno, source.text if code.co_filename == source.path else "")
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
@@ -493,7 +475,7 @@ def _reshaped(report: textbook.Comparison, own: Sequence[OwnMethod]) -> str:
     advantages, and their sign has stayed. A mistake in rows (another group's, another process's, a wrong sign) changes
     that.
     """
-    makers = [method.name for method in own if method.is_named(*_MAKE_ADVANTAGES)]
+    makers = [str(method) for method in own if method.name in _MAKE_ADVANTAGES]
     least = _LEFT_OVER * max((abs(each.given) for each in report.weights), default=0.0)
     turned = (
         abs(each.given) > least > math.copysign(each.expected, each.expected * each.given) for each in report.weights
