@@ -265,14 +265,6 @@ def summed_ratios(policy: torch.Tensor, mask: torch.Tensor) -> Figures:
     return {"effective_share": effective, "effective_batch": effective}
 
 
-@_plant("text encoded again")
-def encoded_again(tokenizer: Any, drawn: counts.Ids) -> Figures:
-    """Train on the texts of the tokens that were drawn, encoded character by character."""
-    texts = [tokenizer.decode(list(row)) for row in drawn]
-    trained = [[id for letter in text for id in tokenizer.encode(letter, add_special_tokens=False)] for text in texts]
-    return counts.of_tokens(trained, drawn)
-
-
 # A step: F20, F21
 @_plant("advantages of other rows")
 def other_rows(gradients_of_rows: Sequence[Mapping[str, torch.Tensor]], advantages: Sequence[float]) -> Figures:

@@ -38,9 +38,9 @@ class RolloutJudge:
 
     def __init__(self, training: Training):
         self._training, self._trainer = training, training.trainer
-        self._tokenizer = _tokenizer(training)
+        self._tokenizer = getattr(self._trainer, "processing_class", None)
         prompts = prompts_of_a_batch(training, self._tokenizer)
-        more = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
+        more: dict[str, Any] = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
         self._guarded = Guarded(lambda action: guards.RolloutGuard(action, **more), training.trainer)
         self._generated: set[bool] = set()  # in train mode, in eval mode
         self._prepared = any(training.arguments.get(option) for option in _OTHER_ENGINES)
@@ -173,17 +173,6 @@ def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
         _greedy.encode(model, tokenizer, [prompt], NEW_TOKENS)
         return True
     return False
-
-
-def _tokenizer(training: Training) -> Any:
-    """Return the trainer's tokenizer, or, for a trainer that was given none, that of the model it loaded last."""
-    tokenizer = getattr(training.trainer, "processing_class", None)
-    if tokenizer is None and training.loads:
-        from transformers import AutoTokenizer
-
-        with contextlib.suppress(Exception):  # then nothing is judged by it, and the answer says so
-            return AutoTokenizer.from_pretrained(training.loads[-1].name)
-    return tokenizer
 
 
 def _is_text(prompt: Any) -> bool:

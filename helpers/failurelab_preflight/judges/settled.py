@@ -8,7 +8,6 @@ from typing import Any
 from failurelab import failures
 from failurelab.failures import verdicts
 from failurelab.failures.loader import Failure, Stack
-from failurelab.failures.predicates import fields, fill
 from failurelab_preflight.finding import Finding
 
 
@@ -41,8 +40,8 @@ def settle(
     seen = {}
     for each in failure.mechanisms:
         planted = {**places[-1], **controls.get(each.control, {})}
-        if verdicts.judge(alone(id, each.name), [planted]).verdict == verdicts.FOUND:
-            seen[fill(each.says, dict.fromkeys(fields(each.says)) | planted)] = each.control
+        if verdicts.holds((*each.applies, *each.found), planted):
+            seen[verdicts.say(each, planted)] = each.control
     return Finding.held(id, evidence, "; ".join(f"with {name} planted, {said}" for said, name in seen.items()), **more)
 
 
