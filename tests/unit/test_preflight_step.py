@@ -321,6 +321,26 @@ def test_rewards_and_ends_differ_by_row_group_function_and_rank():
         assert all(totals[place] != totals[place + 1] for place in range(0, 8, 2))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "own", "lengths"),  # that were drawn, the place of their own end, and what is left
+    [
+        (8, 8, [8, 6, 4, 2]),
+        (3, 3, [3, 3, 3, 2]),
+        (8, 1, [2, 2, 1, 2]),
+        (8, 2, [3, 2, 2, 2]),
+        (80, 80, [80, 51, 31, 11]),
+    ],
+)
+def test_completions_end_at_several_places_however_long_they_are(tokens, own, lengths, tokenizer):
+    """A mask of ones, rolled by one, was HELD where all completions had one length."""
+    drawn = torch.full((4, 2 + tokens), 7)
+    drawn[:, 2 + own : 3 + own] = end = tokenizer.eos_token_id
+    drawn[:, 3 + own :] = tokenizer.pad_token_id
+    trainer = types.SimpleNamespace(processing_class=tokenizer, state=types.SimpleNamespace(global_step=0))
+    ended = StepJudge(Training(trainer, {}))._end(lambda ids: drawn, drawn[:, :2])[:, 2:].tolist()
+    assert [row.index(end) + 1 if end in row else tokens for row in ended] == lengths
+
+
 @pytest.mark.parametrize(("lengths", "blind"), [((6, 6), True), ((8, 4), False)])
 def test_what_a_rank_can_do_wrong_shows_where_ranks_are_unlike(lengths, blind, model, tokenizer):
     def rows_of(rank):

@@ -44,7 +44,7 @@ from failurelab_preflight.script_text import location
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training
 
-ENDS = (8, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
+ENDS = (8, 5, 3, 1, 6, 4, 2)  # of 8 tokens those before the end of each completion, in turn; the first stays cut
 # Of every second rank: it has half as many tokens as the others at most. One that divides by its own leaves a cosine of
 # 0.997 where two ranks have 16 and 19, and of 0.954 at 2 : 1.
 SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
@@ -204,9 +204,11 @@ class StepJudge(TrainerCallback):
         width, order = ids.shape[1], SHORT_ENDS if own_number() % 2 else ENDS
         if not is_unseen():
             self._drawn_in.add(self.trainer.state.global_step)
-        scale = max(1.0, (drawn.shape[1] - width) / ENDS[0])  # of longer completions, such as a whole run's
-        for row, completion in enumerate(drawn):
-            place = width + int(scale * order[row % len(order)])
+        most = max(ENDS[0], drawn.shape[1] - width)  # longer completions, as in a whole run, are ended later
+        for row, completion in enumerate(drawn[:, width:]):  # (tokens,)
+            place, own = most * order[row % len(order)] // ENDS[0], (completion == end).nonzero()
+            if len(own) and own[0] < place:  # short ones of one length end at several places too
+                place = place * (int(own[0]) + 1) // (most + 1)
             if place < len(completion):
                 completion[place], completion[place + 1 :] = end, end if pad is None else pad
         return output
