@@ -210,7 +210,7 @@ def of_textbook(name):
 
 GROUPED = counts.of_groups("aabb", 2)
 MARKED = ["<|user|>a", "<|user|>bc"]
-WRONG = torch.tensor([1.0, 1.001])  # weights before a step and after it
+STEPPED = torch.tensor([0.02, 0.021])  # a weight before a step and after it, which bfloat16 tells apart
 # Of each control what the measurement says before and with it, on a model that is made for it.
 CASES = {
     "a module cut off from the loss": lambda made: (backward(made)[0], plants.cut_off(made)),
@@ -232,8 +232,8 @@ CASES = {
     "a new adapter": replaced,
     "the base model as the reference": referred,
     "a step a thousandth as long": lambda _: (
-        updates.moved(WRONG[0], WRONG[1], torch.float32) | {"tensors_trainable": 1},
-        plants.shorter_step(WRONG[:1], WRONG[1:]),
+        updates.moved(STEPPED[0], STEPPED[1], torch.float32) | {"tensors_trainable": 1},
+        plants.shorter_step(STEPPED[0], STEPPED[1]),
     ),
     "equal completions": lambda _: (counts.of_draws(["ab", "aa"]), plants.equal_completions(["ab", "aa"])),
     "equal rewards": lambda _: (counts.of_rewards(GROUPS), plants.equal_rewards(GROUPS)),
