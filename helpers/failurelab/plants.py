@@ -11,11 +11,11 @@ where the measurement raises.
 """
 
 import contextlib
-import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 from torch import nn
@@ -53,7 +53,7 @@ def cut_off(model: nn.Module) -> Figures:
     missing = 0
     with _gradients_kept(model), keep_random_state(), unseen(), torch.enable_grad():
         for module in owners[:: max(1, len(owners) // _PLACES)]:
-            with _hooked(module, _detach), gradients.watch(model) as watched:
+            with module.register_forward_hook(_detach), gradients.watch(model) as watched:
                 rows = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
                 if rows.requires_grad:
                     rows.float().logsumexp(-1).sum().backward()
@@ -78,7 +78,7 @@ def no_graph() -> Figures:
 @_plant("an empty optimizer")
 def empty_optimizer(model: nn.Module) -> Figures:
     """Count the tensors beside an optimizer that holds none."""
-    return gradients.count(model, types.SimpleNamespace(param_groups=[]))
+    return _beside(model, [])
 
 
 @_plant("a tensor taken out of the optimizer")
@@ -86,8 +86,11 @@ def taken_out(model: nn.Module, optimizer: Any) -> Figures:
     """Count the tensors beside an optimizer that lacks the first one that is trained."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
-    rest = [{"params": [parameter for parameter in held if parameter is not first]}]
-    return gradients.count(model, types.SimpleNamespace(param_groups=rest))
+    return _beside(model, [parameter for parameter in held if parameter is not first])
+
+
+def _beside(model: nn.Module, held: Sequence[torch.Tensor]) -> Figures:
+    return gradients.count(model, types.SimpleNamespace(param_groups=[{"params": held}]))
 
 
 # Scores: F3a, F3b, F15
@@ -137,8 +140,10 @@ def first_gpu(model: nn.Module, device: Any) -> Figures:
 @_plant("a device map that names GPU 0")
 def refused(model: Any, accelerator: Any) -> Figures:
     """Hand accelerate the model with what a load in 4 bit with `device_map={"": "cuda:0"}` leaves on it."""
-    loaded = {"is_loaded_in_4bit": True, "hf_device_map": {"": "cuda:0"}, "_is_accelerate_prepared": False}
-    with _attributes(model, **loaded), _attributes(accelerator.state, device=torch.device("cuda", 1)):
+    loaded: dict[str, Any] = {"is_loaded_in_4bit": True, "hf_device_map": {"": "cuda:0"}}
+    loaded |= {"_is_accelerate_prepared": False}
+    device = mock.patch.object(accelerator.state, "device", torch.device("cuda", 1))
+    with device, mock.patch.multiple(model, create=True, **loaded):
         return placement.refusal(model, accelerator)
 
 
@@ -147,23 +152,20 @@ def scales_moved(model: nn.Module, device: Any) -> Figures:
     """Move the scales of one 4-bit weight to another device."""
     weights = (weight for weight in model.parameters() if getattr(weight, "quant_state", None) is not None)
     state = next(weights).quant_state  # type: ignore[attr-defined]  # bitsandbytes' own
-    with _attributes(state, absmax=state.absmax.to("meta")):
+    with mock.patch.object(state, "absmax", state.absmax.to("meta")):
         return placement.check(model, device).figures
 
 
 # Rollouts: F7
-@_plant("no causal mask")
-def no_causal_mask(model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> Figures:
-    """Let earlier tokens read later ones."""
+def of_rollouts(mistake: str, model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> Figures:
+    """Let earlier tokens read later ones, or predict each token from the one before it."""
     with torch.no_grad(), unseen():
-        return dict(rollouts.plant(model, prompt, completion).get("no causal mask", {}))
+        return dict(rollouts.plant(model, prompt, completion).get(mistake, {}))
 
 
-@_plant("predicted from the last token alone")
-def last_token_alone(model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> Figures:
-    """Predict each token from the one before it."""
-    with torch.no_grad(), unseen():
-        return dict(rollouts.plant(model, prompt, completion).get("predicted from the last token alone", {}))
+PLANTS |= {
+    name: functools.partial(of_rollouts, name) for name in ("no causal mask", "predicted from the last token alone")
+}
 
 
 # Adapters and the reference: F8, F19
@@ -263,14 +265,6 @@ def summed_ratios(policy: torch.Tensor, mask: torch.Tensor) -> Figures:
     return {"effective_share": effective, "effective_batch": effective}
 
 
-@_plant("text encoded again")
-def encoded_again(tokenizer: Any, drawn: counts.Ids) -> Figures:
-    """Train on the texts of the tokens that were drawn, encoded character by character."""
-    texts = [tokenizer.decode(list(row)) for row in drawn]
-    trained = [[id for letter in text for id in tokenizer.encode(letter, add_special_tokens=False)] for text in texts]
-    return counts.of_tokens(trained, drawn)
-
-
 # A step: F20, F21
 @_plant("advantages of other rows")
 def other_rows(gradients_of_rows: Sequence[Mapping[str, torch.Tensor]], advantages: Sequence[float]) -> Figures:
@@ -327,36 +321,9 @@ def _summed(rows: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    if isinstance(output, torch.Tensor):
-        return output.detach()
     if isinstance(output, tuple):
-        return tuple(part.detach() if isinstance(part, torch.Tensor) else part for part in output)
-    return output
-
-
-@contextlib.contextmanager
-def _hooked(module: nn.Module, hook: Any) -> Iterator[None]:
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextlib.contextmanager
-def _attributes(owner: Any, **values: Any) -> Iterator[None]:
-    """Inside, an object has other attributes of its own."""
-    before = copy.copy(vars(owner))
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name in values:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)
+        return tuple(_detach(module, args, part) for part in output)
+    return output.detach() if isinstance(output, torch.Tensor) else output
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
     "atlas experiments known_gradients names node predicates preflight_repairs preflight_together ranks registry "
-    "reward_guard simulate symptoms textbook_queued textbook_turns verdicts"
+    "reward_guard simulate symptoms textbook_queued textbook_turns"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards ledger logits "
@@ -57,9 +57,8 @@ OWN = {
     "logits": "test_two_processes_average_their_gradients_as_with_full_logits",
     # What is said of a wrong step, whose gradient other tests of these files compare in each stack.
     "preflight_step": (
-        "test_tensors_without_a_gradient_are_another_judge_s_finding test_a_wrong_gradient_is_found "
-        "test_a_penalty_is_compared_once_the_policy_has_left_its_reference "
-        "test_a_loop_of_one_s_own_that_mixes_two_orders"
+        "test_a_step_is_judged[without_a_gradient] test_a_step_is_judged[opposite_sign] "
+        "test_a_penalty_is_compared_once_the_policy_has_left_its_reference"
     ),
     "step_guard": "test_a_wrong_gradient_stops_the_run",
     "textbook_algorithms": "test_each_suspect_is_named test_a_mistake_planted_in_online_dpo_is_named",

@@ -1,9 +1,14 @@
-"""Every control that the registry names is planted for real and found, and all is as before afterwards."""
+"""Every control that the registry names is planted for real and found, and all is as before afterwards.
+
+Of what is measured the registry makes a verdict: what is unknown, could not show, or could not be seen is never HELD.
+"""
 
 import contextlib
 import copy
 import dataclasses
 import functools
+import math
+import re
 import types
 
 import accelerate
@@ -21,9 +26,10 @@ from failurelab.textbook import balance, suspects
 from failurelab.textbook.apart import Floor, measure_apart
 from failurelab.textbook.rows import Row
 
-MECHANISMS = [(failure, each) for failure in failures.all() for each in failure.mechanisms]
-PLANTED = [pair for pair in MECHANISMS if not pair[1].control.startswith(verdicts.NO_PLANT)]
+MECHANISMS = {f"{failure.id} {each.name}": (failure, each) for failure in failures.all() for each in failure.mechanisms}
 IDS = torch.tensor([[1, 5, 7, 9, 2, 8, 4, 11]])
+DRAWN = IDS[0], [3, 9, 12]
+OF_ROLLOUTS = ("no causal mask", "predicted from the last token alone")
 
 
 def model(adapted=False):
@@ -44,20 +50,11 @@ def backward(made):
     return figures, optimizer
 
 
-def cut_off(made):
-    return backward(made)[0], plants.cut_off(made)
-
-
 def scores(temperature=1.0):
     """Return logits, and the gradient of scores at a temperature by them."""
     logits = model()(input_ids=IDS).logits.detach().requires_grad_()
     chosen = (logits[:, :-1] / temperature).log_softmax(-1).gather(-1, IDS[:, 1:, None])
     return logits.detach(), torch.autograd.grad(chosen.sum(), logits)[0]
-
-
-def rows_moved(made):
-    _, gradient = scores()
-    return read_scored_rows(gradient, IDS).figures, plants.rows_moved(gradient, IDS)
 
 
 def scored_at(made):
@@ -67,8 +64,7 @@ def scored_at(made):
 
 
 def kept(made):
-    wanted = {small.logits.keep_argument(made): 3}
-    rows = made(input_ids=IDS, **wanted).logits.shape[1]
+    rows = made(input_ids=IDS, **{small.logits.keep_argument(made): 3}).logits.shape[1]
     return {"rows_made": rows, "rows_needed": 3}, plants.whole_sequence(made, IDS)
 
 
@@ -86,14 +82,6 @@ def drawn(made):
     report = rollouts.compare(made.eval(), tokenizer, ids, (ids > 0).long(), max_new_tokens=4)
     made.train()
     return report
-
-
-def mask(made):
-    return drawn(made).figures, plants.no_causal_mask(made, IDS[0], [3, 9, 12])
-
-
-def last_token(made):
-    return drawn(made).figures, plants.last_token_alone(made, IDS[0], [3, 9, 12])
 
 
 class Hook:
@@ -114,19 +102,11 @@ def bare(made):
     return healthy, planted
 
 
-def placed(made):
-    return placement.check(made, "cpu").figures, plants.first_gpu(made, "cpu")
-
-
 def in_4bit(made):
     made.lm_head.weight = torch.nn.Parameter(made.lm_head.weight.detach().clone())
     made.lm_head.weight.quant_state = types.SimpleNamespace(absmax=torch.ones(4), code=torch.ones(4))
     made.config.tie_word_embeddings = False
     return placement.check(made, "cpu").figures
-
-
-def scales(made):
-    return in_4bit(made), plants.scales_moved(made, "cpu")
 
 
 def refused(made):
@@ -161,12 +141,6 @@ def referred(made):
     return figures, planted
 
 
-def stepped(made):
-    before = made.lm_head.weight.detach()
-    after = before - 1e-3
-    return updates.moved(before, after, before.dtype) | {"tensors_trainable": 1}, plants.shorter_step(before, after)
-
-
 GROUPS = [[0.0, 1.0], [1.0, 1.0]]
 ROWS = [[4, 5, 9], [6, 7, 8, 9]]
 GRADIENTS = [{"weight": torch.tensor(row)} for row in ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0])]
@@ -189,14 +163,6 @@ def weighed(made):
     policy, counted = torch.randn(64, 448), torch.ones(64, 448)
     gap = mismatch.compare(policy, policy, counted)
     return gap.figures | {"effective_share": gap.effective}, plants.summed_ratios(policy, counted)
-
-
-def encoded(made):
-    pairs = types.SimpleNamespace(
-        decode=lambda ids: "".join({1: "ab", 2: "c"}[id] for id in ids),
-        encode=lambda text, **_: [{"a": 3, "b": 4, "c": 2}[letter] for letter in text],
-    )
-    return counts.of_tokens([[1, 2]], [[1, 2]]), plants.encoded_again(pairs, [[1, 2]])
 
 
 def asked(made):
@@ -242,13 +208,12 @@ def of_textbook(name):
     return case
 
 
-def grouped(size=2, prompts=("a", "a", "b", "b")):
-    return counts.of_groups(prompts, size)
-
-
+GROUPED = counts.of_groups("aabb", 2)
+MARKED = ["<|user|>a", "<|user|>bc"]
+STEPPED = torch.tensor([0.02, 0.021])  # a weight before a step and after it, which bfloat16 tells apart
 # Of each control what the measurement says before and with it, on a model that is made for it.
 CASES = {
-    "a module cut off from the loss": cut_off,
+    "a module cut off from the loss": lambda made: (backward(made)[0], plants.cut_off(made)),
     "a loss without a graph": lambda made: (backward(made)[0], plants.no_graph()),
     "an empty optimizer": lambda made: (backward(made)[0], plants.empty_optimizer(made)),
     "a tensor taken out of the optimizer": lambda made: (
@@ -256,18 +221,20 @@ CASES = {
         plants.taken_out(made, measured[1]),
     ),
     "logits of the whole sequence": kept,
-    "rows moved by one": rows_moved,
+    "rows moved by one": lambda _: (read_scored_rows(scores()[1], IDS).figures, plants.rows_moved(scores()[1], IDS)),
     "the nearest known mistake": probed,
     "scores at temperature 1": scored_at,
     "the bare model handed over": bare,
     "a device map that names GPU 0": refused,
-    "tensors on another device": placed,
-    "scales moved to another device": scales,
-    "no causal mask": mask,
-    "predicted from the last token alone": last_token,
+    "tensors on another device": lambda made: (placement.check(made, "cpu").figures, plants.first_gpu(made, "cpu")),
+    "scales moved to another device": lambda made: (in_4bit(made), plants.scales_moved(made, "cpu")),
+    **{name: lambda made, name=name: (drawn(made).figures, plants.PLANTS[name](made, *DRAWN)) for name in OF_ROLLOUTS},
     "a new adapter": replaced,
     "the base model as the reference": referred,
-    "a step a thousandth as long": stepped,
+    "a step a thousandth as long": lambda _: (
+        updates.moved(STEPPED[0], STEPPED[1], torch.float32) | {"tensors_trainable": 1},
+        plants.shorter_step(STEPPED[0], STEPPED[1]),
+    ),
     "equal completions": lambda _: (counts.of_draws(["ab", "aa"]), plants.equal_completions(["ab", "aa"])),
     "equal rewards": lambda _: (counts.of_rewards(GROUPS), plants.equal_rewards(GROUPS)),
     "a reward that is no number": lambda _: (counts.of_rewards(GROUPS), plants.no_number(GROUPS)),
@@ -276,17 +243,10 @@ CASES = {
         counts.of_completions(ROWS, {9}, {9}, 8) | counts.of_prompts(ROWS, 8),
         plants.smaller_limit(ROWS, {9}, ROWS),
     ),
-    "a prompt as plain text": lambda _: (
-        counts.of_texts(["<|user|>a", "<|user|>bc"], "<|user|>"),
-        plants.plain_text(["<|user|>a", "<|user|>bc"], "<|user|>"),
-    ),
-    "an end of another token": lambda _: (
-        counts.of_completions(ROWS, {9}, {9}, 8),
-        plants.another_end(ROWS, {9}, 8),
-    ),
+    "a prompt as plain text": lambda _: (counts.of_texts(MARKED, "<|user|>"), plants.plain_text(MARKED, "<|user|>")),
+    "an end of another token": lambda _: (counts.of_completions(ROWS, {9}, {9}, 8), plants.another_end(ROWS, {9}, 8)),
     "the first weights": engine,
     "the sum of all log-ratios": weighed,
-    "text encoded again": encoded,
     "advantages of other rows": lambda _: step(lambda right: plants.other_rows(GRADIENTS, [1.0, -1.0, 0.5])),
     **{
         name: lambda _, name=name: step(lambda right: plants.PLANTS[name](right, Floor()))
@@ -296,9 +256,9 @@ CASES = {
         lambda right: plants.scaled(right, Floor(), 2.0)
     ),
     **{name: of_textbook(name) for name in (suspects.NO_MASK, *suspects.LEFT_OUT)},
-    "one completion more": lambda _: (grouped(), plants.one_more("aabb", 2)),
-    "one completion a prompt": lambda _: (grouped(), plants.one_each("aabb")),
-    "prompts that are not repeated": lambda _: (grouped(), plants.not_repeated("aabb", 2)),
+    "one completion more": lambda _: (GROUPED, plants.one_more("aabb", 2)),
+    "one completion a prompt": lambda _: (GROUPED, plants.one_each("aabb")),
+    "prompts that are not repeated": lambda _: (GROUPED, plants.not_repeated("aabb", 2)),
 }
 
 
@@ -331,12 +291,22 @@ def say(ids):
     return " ".join(f"w{id}" for id in ids)
 
 
-def case(control, made):
-    """Return the figures of what is healthy, and those with a control's mistake planted."""
-    if control in CASES:
-        return CASES[control](made)
-    right = tables()
-    return balance.measure(right), balance.measure(balance.PLANTS[control](right))
+@functools.cache
+def measured(name):
+    """Return a failure with one mechanism alone, the figures of what is healthy, and what is otherwise when planted."""
+    failure, mechanism = MECHANISMS[name]
+    alone = dataclasses.replace(failure, mechanisms=(mechanism,))
+    if mechanism.control.startswith(verdicts.NO_PLANT):  # it applies to what was found alone
+        (found,) = mechanism.found
+        return alone, mechanism, *({found.figure: value} for value in (("", "a fault") if found.op == "~" else (0, 1)))
+    adapted = any("adapter" in predicate.figure for predicate in (*mechanism.applies, *mechanism.needs))
+    adapted = adapted and not any(str(predicate) == "adapter_tensors == 0" for predicate in mechanism.applies)
+    if mechanism.control in CASES:
+        healthy, planted = CASES[mechanism.control](model(adapted))
+    else:
+        right = tables()
+        healthy, planted = balance.measure(right), balance.measure(balance.PLANTS[mechanism.control](right))
+    return alone, mechanism, healthy, {key: value for key, value in planted.items() if healthy.get(key) != value}
 
 
 def state(made):
@@ -351,21 +321,80 @@ def state(made):
 
 
 def test_every_control_of_the_registry_has_a_plant_and_a_case():
-    asked = {mechanism.control for _, mechanism in PLANTED}
-    assert set(plants.PLANTS) == set(CASES) and asked == set(CASES) | (asked & set(balance.PLANTS))
-    assert set(CASES) <= asked
+    controls = {mechanism.control for _, mechanism in MECHANISMS.values()}
+    planted = {control for control in controls if not control.startswith(verdicts.NO_PLANT)}
+    assert set(plants.PLANTS) == set(CASES) <= planted <= set(CASES) | set(balance.PLANTS)
+    for figure in figures.table().values():
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", figure.name)
 
 
-@pytest.mark.parametrize(("failure", "mechanism"), PLANTED, ids=lambda each: getattr(each, "id", None) or each.name)
-def test_a_plant_is_found_by_its_mechanism_and_holds_what_is_healthy(failure, mechanism):
-    alone = dataclasses.replace(failure, mechanisms=(mechanism,))
-    adapted = any("adapter" in predicate.figure for predicate in (*mechanism.applies, *mechanism.needs))
-    adapted = adapted and not any(str(predicate) == "adapter_tensors == 0" for predicate in mechanism.applies)
-    healthy, planted = case(mechanism.control, model(adapted))
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_plant_is_found_and_what_is_healthy_held_where_it_was_seen(name):
+    alone, mechanism, healthy, planted = measured(name)
     found = verdicts.judge(alone, [healthy | planted])
     assert (found.verdict, found.mechanism) == (verdicts.FOUND, mechanism.name), (healthy, planted)
-    assert verdicts.judge(alone, [healthy], {mechanism.control: planted}).verdict == verdicts.HELD
-    assert verdicts.judge(alone, [healthy]).verdict == verdicts.NOT_CHECKED
+    assert found.says and "{" not in found.says
+    held = verdicts.judge(alone, [healthy], {mechanism.control: planted}).verdict
+    if mechanism.control.startswith(verdicts.NO_PLANT):
+        assert held == verdicts.NOT_APPLICABLE
+        return
+    assert held == verdicts.HELD
+    for controls in ({}, {mechanism.control: healthy}):
+        blind = verdicts.judge(alone, [healthy], controls)
+        assert blind.verdict == verdicts.NOT_CHECKED and mechanism.control in blind.missing
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_what_is_unknown_or_could_not_show_is_never_held(name):
+    alone, mechanism, healthy, planted = measured(name)
+    controls = {mechanism.control: planted}
+    for figure in mechanism.figures:
+        others = [one for one in mechanism.found if figure not in one.names and not one.holds(healthy)]
+        asked_first = {each for one in (*mechanism.applies, *mechanism.needs) for each in one.names}
+        if others and figure not in asked_first:
+            continue  # another figure says that it is not there, whatever this one is
+        for unknown in (None, math.nan):
+            judged = verdicts.judge(alone, [healthy | {figure: unknown}], controls)
+            assert judged.verdict == verdicts.NOT_CHECKED and figure in judged.missing
+    for need in mechanism.needs:
+        assert need.op in (">", ">=") and not need.holds({need.figure: -1})
+        judged = verdicts.judge(alone, [healthy | {need.figure: -1}], controls)
+        assert judged.verdict != verdicts.HELD
+        decided = mechanism.applies if judged.verdict == verdicts.NOT_APPLICABLE else mechanism.found
+        assert need.figure in judged.missing or any(need.figure in one.names for one in decided)
+
+
+LENGTHS = {"prompt_lengths": 2, "tokens_drawn": 8, "draw_gap": 0.001, "draw_rounding": 0.01}
+GAPS = {name: {"draw_gap": 3.0} for name in OF_ROLLOUTS}
+PLAIN = {"adapter_tensors": 0, "tensors_trainable": 25, "tensors_without_gradient": 0}
+
+
+@pytest.mark.parametrize(
+    ("failure", "places", "verdict", "mechanism", "missing"),
+    [
+        # It is held by all its mechanisms, each at some place, and found by one.
+        ("F7", [LENGTHS | {"prompt_lengths": 1}], verdicts.NOT_CHECKED, "mask", "it needs prompt_lengths > 1"),
+        ("F7", [LENGTHS | {"prompt_lengths": 1}, LENGTHS], verdicts.HELD, "", ""),
+        ("F7", [LENGTHS, LENGTHS | {"draw_gap": 2.0}], verdicts.FOUND, "mask", ""),
+        ("F2", [PLAIN], verdicts.NOT_APPLICABLE, "", ""),
+        ("F2", [PLAIN | {"adapter_tensors": None}], verdicts.NOT_CHECKED, None, None),
+        ("F2", [], verdicts.NOT_CHECKED, None, None),
+        ("F10", [{"groups": 0, "flat_groups": 0}], verdicts.NOT_CHECKED, None, None),  # no groups are not flat groups
+    ],
+)
+def test_a_failure_of_several_mechanisms_and_places(failure, places, verdict, mechanism, missing):
+    judged = verdicts.judge(failures.get(failure), places, GAPS)
+    assert judged.verdict == verdict
+    assert mechanism is None or (judged.mechanism, judged.missing) == (mechanism, missing)
+
+
+def test_what_cannot_be_planted_is_never_held():
+    failure = failures.get("F9")
+    lacking = dataclasses.replace(failure.mechanisms[0], control=f"{verdicts.NO_PLANT}it is too large")
+    failure = dataclasses.replace(failure, mechanisms=(lacking,))
+    healthy = {"tensors_trainable": 26, "elements_moved": 1.0}
+    judged = verdicts.judge(failure, [healthy], {lacking.control: {"elements_moved": 0.0}})
+    assert judged.verdict == verdicts.NOT_CHECKED and "too large" in judged.missing
 
 
 @pytest.mark.parametrize("adapted", [False, True])
@@ -379,13 +408,15 @@ def test_what_is_planted_is_taken_back(adapted):
     plants.empty_optimizer(made)
     plants.whole_sequence(made, IDS)
     plants.first_gpu(made, "cpu")
-    plants.no_causal_mask(made, IDS[0], [3, 9])
-    plants.last_token_alone(made, IDS[0], [3, 9])
+    for name in OF_ROLLOUTS:
+        plants.PLANTS[name](made, *DRAWN)
     first = {name: torch.zeros_like(parameter) for name, parameter in made.named_parameters()}
     plants.first_weights(made, first, lambda: torch.zeros(1), torch.zeros(1))
     if adapted:
         plants.base_as_reference(made, IDS)
         plants.new_adapter(made, dict)
+        with pytest.raises(ZeroDivisionError):
+            plants.new_adapter(made, lambda: 1 / 0)
     assert len(groups) == len(optimizer.param_groups[0]["params"])
     assert all(a is b for a, b in zip(groups, optimizer.param_groups[0]["params"]))
     for one, other in zip(before, state(made)):
@@ -395,18 +426,6 @@ def test_what_is_planted_is_taken_back(adapted):
             assert same
 
 
-def test_a_plant_that_raises_is_taken_back_too():
-    made = model(adapted=True)
-    before = state(made)
-
-    def fails():
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError):
-        plants.new_adapter(made, fails)
-    assert all(torch.equal(a[1], b[1]) for a, b in zip(before[0], state(made)[0]))
-
-
 def test_a_model_that_does_not_look_back_is_blind():
     """Without attention no token depends on those before it: lost context and a lost mask cannot show."""
     made = model()
@@ -414,7 +433,7 @@ def test_a_model_that_does_not_look_back_is_blind():
         for layer in made.model.layers:
             layer.self_attn.o_proj.weight.zero_()
     report = drawn(made)
-    assert set(report.planted) == {"no causal mask", "predicted from the last token alone"}
+    assert set(report.planted) == set(OF_ROLLOUTS)
     judged = verdicts.judge(failures.get("F7"), [report.figures], report.planted)
     assert judged.verdict == verdicts.NOT_CHECKED and "look the same" in judged.missing
 

@@ -15,142 +15,199 @@ from injected import late_scores
 from steps import SUMS, OnlineDPOTrainer, before, has, online_dpo, planted, trainer
 
 from failurelab import textbook
-from failurelab.handles import keep_random_state
 from failurelab.textbook import suspects
 from failurelab.textbook.rows import Row
 from failurelab_preflight.finding import RELEASE, SCRIPT, Verdict
-from failurelab_preflight.judges import settled
 from failurelab_preflight.judges import textbook as textbook_judge
 from failurelab_preflight.judges.textbook import SHORT_ENDS, StepJudge
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.stage.rewards import differing_rewards, substitute_rewards
 from failurelab_preflight.training import Training
 
+FOUND, HELD, NOTED, NOT_CHECKED = Verdict.FOUND, Verdict.HELD, Verdict.NOTED, Verdict.NOT_CHECKED
+ALONE = {"gradient_accumulation_steps": 1, "max_steps": 3}
 
-def judge(made, small=True, missing=False, differing=False, **asked):
-    """Train under the judge, with rewards that differ if so asked; return its answers by failure."""
-    training = Training(made, asked, small=small)
+
+def all_of(made, missing=False, differing=False, dataset=None, own=False, small=True, **asked):
+    """Train under the judge, with rewards that differ if so asked; return all that it answers."""
+    training = Training(made, asked, dataset=dataset, small=small, own=lambda file: own and file == __file__)
     step = StepJudge(training, lambda: missing)
     with differing_rewards(training) if differing else contextlib.nullcontext(), step.listening():
         made.train()
-    return {answer.failure: answer for answer in step.answers()}
+    return list(step.answers())
 
 
-def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_path):
-    """Scores at prompt positions too, which are F3b."""
-    answers = judge(trainer(model, tokenizer, tmp_path))
-    assert answers["F21"].verdict is Verdict.HELD and answers["F3b"].verdict is Verdict.HELD
-    assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
+def judge(made, **more):
+    """Return the judge's answers by failure."""
+    return {answer.failure: answer for answer in all_of(made, **more)}
+
+
+def ranked(completions, **_):
+    return substitute_rewards(len(completions), 4, 0)
+
+
+def equal(completions, **_):
+    return [1.0] * len(completions)
+
+
+class EqualAtFirst:
+    """Rewards that are equal in the first step."""
+
+    __name__ = "equal_at_first"
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, completions, **_):
+        self.calls += 1
+        return [float(self.calls > 1) * number for number in range(len(completions))]
+
+
+def reshaping(change):
+    """Return a trainer whose own method changes the advantages that the library's has made."""
+    name = "_generate_and_score_completions"
+    name = name if hasattr(trl.GRPOTrainer, name) else "_prepare_inputs"  # of trl 0.15
+
+    def own(self, inputs):
+        made = getattr(trl.GRPOTrainer, name)(self, inputs)
+        return made | {"advantages": change(made["advantages"])}
+
+    return type("Reshaped", (trl.GRPOTrainer,), {name: own})
+
+
+class Caches(trl.GRPOTrainer):
+    """A speed-up that somebody wrote."""
+
+    kept = None
+
+    def _prepare_inputs(self, inputs):
+        self.kept = self.kept or super()._prepare_inputs(inputs)
+        return self.kept
+
+
+def loses_a_micro_batch(made):
+    backward, calls = made.accelerator.backward, itertools.count(1)
+    made.accelerator.backward = lambda loss, **more: backward(loss * (next(calls) % 4 != 0), **more)
+
+
+def draws_cooler(made):
+    """Give the drawing a processor that no argument tells of."""
+    plain, cooler = made.model.generate, transformers.LogitsProcessorList([lambda ids, scores: scores / 0.5])
+    made.model.generate = lambda *args, **more: plain(*args, logits_processor=cooler, **more)
+
+
+def draws_one_token(made):
+    made.generation_config.top_k = 1  # is left to draw, whatever it is divided by
+
+
+def ends_never(made):
+    """Let no completion end by itself; each token is about as likely."""
+    made.generation_config.suppress_tokens = [made.processing_class.eos_token_id]
+    with torch.no_grad():
+        made.model.lm_head.weight *= 0.05
+
+
+def rolled(given):
+    return given | {"completion_mask": given["completion_mask"].roll(1, 1)}
+
+
+SCALED = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
+CUT = {"mask_truncated_completions": True, "max_completion_length": 7, "rewards": [ranked]}
+ONE_LENGTH = {"max_completion_length": 3, "rewards": [ranked]}
+NEGATIVE = planted(loss=torch.neg)
+BOUNDED = reshaping(lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own))
+# What is made of a step, from which release on, what is done to the trainer, what is asked, and what is said.
+STEPS = {
+    "healthy": ({}, "0", None, {}, {"F21": HELD, "F3b": HELD}, "32 completions"),
+    "opposite_sign": ({"kind": NEGATIVE}, "0", None, {}, {"F21": FOUND, "F3b": None}, "Planted.compute_loss"),
+    # F1 or F2; what else is wrong with the gradient is asked again without that.
+    "without_a_gradient": ({"kind": NEGATIVE}, "0", None, {"missing": True}, {"F21": NOT_CHECKED}, "cosine -1"),
+    # Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD.
+    "a lost micro-batch": (SCALED, "0.15", loses_a_micro_batch, {}, {"F21": FOUND}, "accumulation"),
+    # A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not.
+    "bounded": ({"kind": BOUNDED}, "0.15", None, {}, {"F21": NOT_CHECKED}, "Is that meant?"),
+    "other rows'": ({"kind": reshaping(lambda own: own.roll(1))}, "0.15", None, {}, {"F21": FOUND}, ""),
+    "without a sign": ({"kind": reshaping(torch.abs)}, "0.15", None, {}, {"F21": FOUND}, ""),
+    # A generate of the script's own drew at 0.5, scores were at 1, and F15 was HELD.
+    "drawn cooler": ({}, "0", draws_cooler, {}, {"F15": FOUND}, ""),
+    "one token drawn": ({}, "0.16", draws_one_token, {}, {"F15": NOT_CHECKED, "F21": HELD}, ""),
+    # A small random model draws no end: masks and truncation would not show.
+    "cut": (CUT, "0.18", ends_never, {}, {"F21": HELD}, ""),
+    # They are ended at other places then: a mask of ones, rolled by one, was HELD.
+    "shifted": (
+        {"kind": planted(inputs=rolled), **ONE_LENGTH},
+        "0.15",
+        ends_never,
+        {"small": False},
+        {"F21": FOUND},
+        "",
+    ),
+    "not shifted": (ONE_LENGTH, "0.15", ends_never, {"small": False}, {"F21": HELD}, ""),
+    "equal rewards": ({"rewards": [equal]}, "0", None, {}, {"F21": NOT_CHECKED}, "F10"),
+    "an engine": ({}, "0", None, {"use_vllm": True}, {"F21": NOT_CHECKED}, "use_vllm is cut away"),
+    # The second step holds, and not without its controls.
+    "equal at first": ({"rewards": [EqualAtFirst()], **ALONE}, "0", None, {}, {"F21": HELD}, "step 2"),
+    # The first step is as it should be, and nothing was said.
+    "completions kept": ({"kind": Caches, **ALONE}, "0.15", None, {}, {"F21": NOT_CHECKED}, "drawn in step 1 alone"),
+    "none kept": (ALONE, "0.15", None, {}, {"F21": HELD}, ""),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_judged(name, model, tokenizer, tmp_path):
+    options, since, change, asked, expected, said = STEPS[name]
+    if before(since) or (name == "cut" and not has("mask_truncated_completions")):
+        pytest.skip("another release")
+    made = trainer(model, tokenizer, tmp_path, **options)
+    if change:
+        change(made)
+    answers = judge(made, **asked)
+    told = {failure: answers[failure].verdict if failure in answers else None for failure in expected}
+    assert told == expected, answers
+    of_first = answers[next(iter(expected))]
+    assert said in of_first.evidence + of_first.why
+    if of_first.failure == "F21" and of_first.verdict is HELD:
+        assert "opposite sign: cosine -1" in of_first.control
+        assert "mask_truncated" not in of_first.evidence.partition("does not show")[2]
+    elif of_first.failure == "F21" and of_first.verdict is NOT_CHECKED:
+        assert not [answer for answer in answers.values() if answer.accuses]
+    elif name == "opposite_sign":
+        assert (of_first.origin, of_first.undo) == (SCRIPT, None)
 
 
 def test_a_stock_trainer_of_no_release_is_accused(model, tokenizer, tmp_path):
     """F21 of trl 0.14, which scores without a mask of the prompts' padding, and F15 before 0.16 were NAMED."""
     answers = judge(trainer(model, tokenizer, tmp_path, lengths=(4, 5), temperature=0.7), differing=True)
     assert not [answer for answer in answers.values() if answer.accuses], answers
-    noted = {name for name, answer in answers.items() if answer.verdict is Verdict.NOTED}
-    assert noted == {"F21", "F15"} if before("0.15") else noted == {"F15"} if before("0.16") else not noted
-
-
-@pytest.mark.skipif(before("0.15"), reason="this release has no micro-batches of completions")
-def test_a_micro_batch_that_is_lost_is_no_constant_size(model, tokenizer, tmp_path):
-    """Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD."""
-    made = trainer(model, tokenizer, tmp_path, per_device_train_batch_size=8, gradient_accumulation_steps=4)
-    backward, calls = made.accelerator.backward, itertools.count(1)
-    made.accelerator.backward = lambda loss, **more: backward(loss * (next(calls) % 4 != 0), **more)
-    found = judge(made)["F21"]
-    assert found.verdict is Verdict.FOUND and "accumulation" in found.evidence, found
-
-
-@pytest.mark.parametrize(
-    ("change", "verdict"),
-    [
-        (lambda own: torch.where(own < 0, 0.5 * own.clamp(min=-1), own), Verdict.NOT_CHECKED),
-        (lambda own: own.roll(1), Verdict.FOUND),
-        (lambda own: own.abs(), Verdict.FOUND),
-    ],
-    ids=["bounded and scaled", "other rows'", "without a sign"],
-)
-def test_advantages_that_a_script_reshapes_are_a_question(change, verdict, model, tokenizer, tmp_path):
-    """A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not."""
-    if before("0.15"):
-        pytest.skip("advantages are made within compute_loss")
-
-    class Reshaped(trl.GRPOTrainer):
-        def _generate_and_score_completions(self, inputs):
-            made = super()._generate_and_score_completions(inputs)
-            return made | {"advantages": change(made["advantages"])}
-
-    class OfOneMethod(trl.GRPOTrainer):  # trl 0.15
-        def _prepare_inputs(self, inputs):
-            made = super()._prepare_inputs(inputs)
-            return made | {"advantages": change(made["advantages"])}
-
-    kind = Reshaped if hasattr(trl.GRPOTrainer, "_generate_and_score_completions") else OfOneMethod
-    assert judge(trainer(model, tokenizer, tmp_path, kind=kind))["F21"].verdict is verdict
+    noted = {name for name, answer in answers.items() if answer.verdict is NOTED}
+    assert noted == ({"F21"} if before("0.15") else {"F15"} if before("0.16") else set())
 
 
 def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
-    """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of.
-
-    Its repair keeps the batch of a step.
-    """
+    """The library's own constant factor accuses nobody's script for sure; no mistake of GRPO's scores is told of."""
     held = judge(online_dpo(model, tokenizer, tmp_path))
-    assert held["F21"].verdict is Verdict.HELD and "F15" not in held
+    assert held["F21"].verdict is HELD and "F15" not in held
     added = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
-    assert added.verdict is Verdict.NOTED and (added.harm, added.origin) == ("slows", RELEASE)
-    options = {"gradient_accumulation_steps": 2, "optim": "sgd"}
-    found = judge(online_dpo(model, tokenizer, tmp_path, **options))["F21"]
+    assert added.verdict is NOTED and (added.harm, added.origin) == ("slows", RELEASE)
+    found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2, optim="sgd"))["F21"]
     assert found.verdict is Verdict.SUSPECTED and "micro-batches are added" in found.evidence
-    assert dict(found.undo.values) == {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
+    assert "gradient_accumulation_steps=1" in found.repair
 
 
-@pytest.mark.parametrize(
-    ("transformers_version", "failure"),
-    [("4.47.1", "F20"), ("4.48.0", "F21")],
-    ids=["release adds", "release divides"],
-)
-def test_batches_that_a_release_adds_are_its_own(
-    transformers_version, failure, model, tokenizer, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("version", "failure"), [("4.47.1", "F20"), ("4.48.0", "F21")], ids=["adds", "divides"])
+def test_batches_that_a_release_adds_are_its_own(version, failure, model, tokenizer, tmp_path, monkeypatch):
     """As trl 0.14 with transformers 4.46 and 4.47: F20, of which the registry has the releases, and no script's fault.
 
-    The temperature that this trl leaves out is noted beside it, and not held to be there.
+    The temperature that this trl leaves out is not held to be there.
     """
-    installed = {"trl": "0.14.0", "transformers": transformers_version}
+    installed = {"trl": "0.14.0", "transformers": version}
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: 2 * loss))
     made.args.temperature = made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
-    monkeypatch.setattr(textbook_judge, "_overridden", lambda trainer: [])
-    version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or version(name))
+    monkeypatch.setattr(textbook_judge, "overridden", lambda trainer: [])
+    plain = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or plain(name))
     found = judge(made)
-    assert found[failure].verdict is found["F15"].verdict is Verdict.NOTED
-
-
-@pytest.mark.parametrize("way", ["config", "processor"])
-def test_a_temperature_that_the_arguments_do_not_tell(way, model, tokenizer, tmp_path):
-    """A generate of the script's own drew at 0.5, scores were at 1, and F15 was HELD."""
-    made = trainer(model, tokenizer, tmp_path, temperature=1.0)
-    plain = made.model.generate
-
-    def cooler(*args, generation_config=None, **kwargs):
-        config, processors = copy.deepcopy(generation_config), transformers.LogitsProcessorList()
-        if way == "config":
-            config.temperature = 0.5
-        else:
-            processors.append(lambda ids, scores: scores / 0.5)
-        return plain(*args, generation_config=config, logits_processor=processors, **kwargs)
-
-    made.model.generate = cooler
-    assert judge(made)["F15"].verdict is Verdict.FOUND
-
-
-@pytest.mark.skipif(before("0.16"), reason="this release scores at another temperature")
-def test_a_temperature_that_was_not_seen_is_not_held(model, tokenizer, tmp_path):
-    """One token is left to draw, whatever it is divided by."""
-    made = trainer(model, tokenizer, tmp_path, temperature=1.0)
-    made.generation_config.top_k = 1
-    answers = judge(made)
-    assert answers["F15"].verdict is Verdict.NOT_CHECKED and answers["F21"].verdict is Verdict.HELD
+    assert found[failure].verdict is NOTED and "F15" not in found
 
 
 def without(names):
@@ -179,17 +236,30 @@ def without(names):
 )
 def test_what_a_small_rate_does_not_show_is_asked_for(asked, names, model, tokenizer, tmp_path):
     """The policy was still its reference, or every ratio about 1, and a loss without either was HELD."""
-    options = asked | {"max_steps": 3, "learning_rate": 1e-6, "steps_per_generation": 1}
-    options |= {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}
-    for kind, verdict in ((trl.GRPOTrainer, Verdict.HELD), (without(names), Verdict.FOUND)):
-        made = trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind, **options)
-        answer = judge(made, differing=True)["F21"]
+    options = asked | ALONE | {"steps_per_generation": 1, "per_device_train_batch_size": 8}
+    for kind, verdict in ((trl.GRPOTrainer, HELD), (without(names), FOUND)):
+        answer = judge(trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind, **options), differing=True)["F21"]
         assert answer.verdict is verdict, answer
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, model, tokenizer, tmp_path):
+    """At the first step its gradient is 0, whatever it is multiplied by, or rounding."""
+    options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
+    made = trainer(model, tokenizer, tmp_path, kind=trl.GRPOTrainer, **options)
+    made.beta *= sign
+    with torch.no_grad():
+        noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
+        made.ref_model.lm_head.weight.mul_(1 + 2.0**-22 * noise)  # in the last bit
+    answer = judge(made, differing=True)["F21"]
+    assert answer.verdict is (HELD if sign > 0 else FOUND)
+    assert ("step 1 and 2" if sign > 0 else "step 2") in answer.evidence.lower()
+    assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
 @pytest.mark.parametrize(
     ("sizes", "stream", "verdict"),
-    [((4,), False, Verdict.HELD), ((4,), True, Verdict.NOT_CHECKED), ((4, 5), False, Verdict.NOT_CHECKED)],
+    [((4,), False, HELD), ((4,), True, NOT_CHECKED), ((4, 5), False, NOT_CHECKED)],
     ids=["of one length", "of a stream", "of several"],
 )
 def test_padding_that_may_come_is_not_held(sizes, stream, verdict, model, tokenizer, tmp_path):
@@ -197,50 +267,8 @@ def test_padding_that_may_come_is_not_held(sizes, stream, verdict, model, tokeni
     made = trainer(model, tokenizer, tmp_path, lengths=sizes)
     whole = made.train_dataset
     made.train_dataset = whole.filter(lambda row: len(row["prompt"]) == 4)
-    whole = whole.to_iterable_dataset() if stream else whole
-    step = StepJudge(Training(made, {}, dataset=whole))
-    with step.listening():
-        made.train()
-    (answer,) = [each for each in step.answers() if each.failure == "F21"]
-    assert answer.verdict is verdict and (verdict is Verdict.HELD) == ("no prompt is padded" in answer.evidence), answer
-
-
-def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
-    """A small random model draws no end: masks and truncation would not show."""
-    if not has("mask_truncated_completions"):
-        return
-    with torch.no_grad():
-        model.lm_head.weight *= 0.05  # each token is about as likely, so that an end is rarely drawn
-    rewards = [lambda completions, **_: substitute_rewards(len(completions), 4, 0)]
-    options = {"mask_truncated_completions": True, "max_completion_length": 7}
-    answer = judge(trainer(model, tokenizer, tmp_path, rewards=rewards, **options))["F21"]
-    assert answer.verdict is Verdict.HELD and "mask_truncated" not in answer.evidence.partition("does not show")[2]
-
-
-def test_a_mask_that_is_shifted_shows_where_completions_had_one_length(model, tokenizer, tmp_path):
-    """They are ended at other places then: a mask of ones, rolled by one, was HELD."""
-
-    def roll(given):
-        return given | {"completion_mask": given["completion_mask"].roll(1, 1)}
-
-    if before("0.15"):  # there the loss makes the mask itself
-        return
-    with torch.no_grad():
-        model.lm_head.weight *= 0.05  # each token is about as likely
-    rewards = [lambda completions, **_: substitute_rewards(len(completions), 4, 0)]
-    for kind, verdict in ((trl.GRPOTrainer, Verdict.HELD), (planted(inputs=roll), Verdict.FOUND)):
-        made = trainer(model, tokenizer, tmp_path, kind=kind, rewards=rewards, max_completion_length=3)
-        made.generation_config.suppress_tokens = [tokenizer.eos_token_id]  # so none ends by itself
-        assert judge(made, small=False)["F21"].verdict is verdict
-
-
-def test_a_wrong_gradient_is_found(model, tokenizer, tmp_path):
-    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=torch.neg))
-    answers = judge(made)
-    assert answers["F21"].verdict is Verdict.FOUND and "opposite sign" in answers["F21"].evidence
-    assert "Planted.compute_loss" in answers["F21"].evidence
-    assert answers["F21"].undo is None and answers["F21"].origin == SCRIPT
-    assert "F3b" not in answers, "of a wrong gradient nothing else is held"
+    answer = judge(made, dataset=whole.to_iterable_dataset() if stream else whole)["F21"]
+    assert answer.verdict is verdict and (verdict is HELD) == ("no prompt is padded" in answer.evidence), answer
 
 
 def with_learned_positions(tokenizer):
@@ -262,10 +290,10 @@ class InOrder(OnlineDPOTrainer):
 @pytest.mark.parametrize(
     ("sizes", "learned", "verdict"),
     [
-        ((4, 4, 4, 5), True, Verdict.FOUND),  # the second step's batch is padded
-        ((4, 4, 5, 5), False, Verdict.NOT_CHECKED),  # none is, though the prompts differ
-        ((4, 4, 4, 5), False, Verdict.HELD),
-        ((4, 4, 4, 4), False, Verdict.HELD),  # as in all of this script's batches
+        ((4, 4, 4, 5), True, FOUND),  # the second step's batch is padded
+        ((4, 4, 5, 5), False, NOT_CHECKED),  # none is, though the prompts differ
+        ((4, 4, 4, 5), False, HELD),
+        ((4, 4, 4, 4), False, HELD),  # as in all of this script's batches
     ],
 )
 def test_a_batch_without_padding_does_not_show_what_padding_does(sizes, learned, verdict, model, tokenizer, tmp_path):
@@ -277,16 +305,40 @@ def test_a_batch_without_padding_does_not_show_what_padding_does(sizes, learned,
     assert judge(made)["F21"].verdict is verdict
 
 
-def test_every_second_rank_has_half_as_many_tokens_and_its_own_rewards():
+def test_rewards_and_ends_differ_by_row_group_function_and_rank():
     """Of two ranks that were alike, one that divides by its own tokens made the same gradient."""
     for rows in (2, 4, 8):
         long, short = (sum(1 + end for end in (order * 2)[:rows]) for order in (textbook_judge.ENDS, SHORT_ENDS))
         assert long >= 2 * short
     for generations in (2, 4):
-        of_ranks = [substitute_rewards(4, generations, 0, rank) for rank in range(3)]
-        assert len({tuple(own) for own in of_ranks}) == 3
+        assert len({tuple(substitute_rewards(4, generations, 0, rank)) for rank in range(3)}) == 3
     pairs = [one < two for one, two in (substitute_rewards(2, 2, 0, rank) for rank in (0, 1))]
     assert pairs == [True, False]  # whose advantages would be the same
+    one, two = (substitute_rewards(8, 4, function) for function in (0, 1))
+    assert len(set(one[:4])) == len(set(two[:4])) == 4 and one[:4] != one[4:] and one != two
+    for functions in (1, 2, 3):
+        totals = [sum(each) for each in zip(*(substitute_rewards(8, 2, function) for function in range(functions)))]
+        assert all(totals[place] != totals[place + 1] for place in range(0, 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "own", "lengths"),  # that were drawn, the place of their own end, and what is left
+    [
+        (8, 8, [8, 6, 4, 2]),
+        (3, 3, [3, 3, 3, 2]),
+        (8, 1, [2, 2, 1, 2]),
+        (8, 2, [3, 2, 2, 2]),
+        (80, 80, [80, 51, 31, 11]),
+    ],
+)
+def test_completions_end_at_several_places_however_long_they_are(tokens, own, lengths, tokenizer):
+    """A mask of ones, rolled by one, was HELD where all completions had one length."""
+    drawn = torch.full((4, 2 + tokens), 7)
+    drawn[:, 2 + own : 3 + own] = end = tokenizer.eos_token_id
+    drawn[:, 3 + own :] = tokenizer.pad_token_id
+    trainer = types.SimpleNamespace(processing_class=tokenizer, state=types.SimpleNamespace(global_step=0))
+    ended = StepJudge(Training(trainer, {}))._end(lambda ids: drawn, drawn[:, :2])[:, 2:].tolist()
+    assert [row.index(end) + 1 if end in row else tokens for row in ended] == lengths
 
 
 @pytest.mark.parametrize(("lengths", "blind"), [((6, 6), True), ((8, 4), False)])
@@ -312,119 +364,48 @@ def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypat
     """A planted shift that makes the same gradient, as where no token depends on the one before."""
     monkeypatch.setattr(textbook.Comparison, "sees", lambda self, mistake: mistake != "scores shifted by one")
     answer = judge(trainer(model, tokenizer, tmp_path))["F21"]
-    assert answer.verdict is Verdict.NOT_CHECKED and "scores shifted by one planted it looks the same" in answer.why
-
-
-@pytest.mark.parametrize("last_bit", [0.0, 2.0**-22])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last_bit, model, tokenizer, tmp_path):
-    """At the first step its gradient is 0, whatever it is multiplied by, or rounding."""
-    options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
-    made = trainer(model, tokenizer, tmp_path, kind=trl.GRPOTrainer, **options)
-    made.beta *= sign
-    with torch.no_grad():
-        noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
-        made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
-    answer = judge(made, differing=True)["F21"]
-    assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
-    assert ("step 1 and 2" if sign > 0 else "step 2") in answer.evidence.lower()
-    assert "beta" not in answer.evidence.partition("does not show")[2]
-
-
-def test_mistakes_are_planted_in_the_step_that_holds(model, tokenizer, tmp_path):
-    """The first step shows nothing where all rewards are equal: the second one holds, and not without its controls."""
-    calls = []
-
-    def rewards(completions, **_):
-        calls.append(len(completions))
-        return [float(len(calls) > 1) * number for number in range(len(completions))]
-
-    answer = judge(trainer(model, tokenizer, tmp_path, rewards=[rewards], max_steps=3, gradient_accumulation_steps=1))[
-        "F21"
-    ]
-    assert answer.verdict is Verdict.HELD and answer.evidence.startswith("step 2") and "opposite sign" in answer.control
-
-
-def test_tensors_without_a_gradient_are_another_judge_s_finding(model, tokenizer, tmp_path):
-    """F1 or F2; what else is wrong with the gradient is asked again without that."""
-    answers = judge(trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss)), missing=True)
-    assert answers["F21"].verdict is Verdict.NOT_CHECKED and "cosine -1" in answers["F21"].why
-    assert not [answer for answer in answers.values() if answer.accuses]
+    assert answer.verdict is NOT_CHECKED and "scores shifted by one planted it looks the same" in answer.why
 
 
 @pytest.mark.skipif(before("0.15"), reason="rows are generated within compute_loss")
-@pytest.mark.parametrize("asked, drawn", [(0.7, 0.7), (1.0, 0.7), (0.8, 0.5)])
+@pytest.mark.parametrize(("asked", "drawn"), [(0.7, 0.7), (1.0, 0.7)])
 def test_scores_at_another_temperature_than_the_sampling_s_are_f15(asked, drawn, model, tokenizer, tmp_path):
     """Before 0.16 scores leave it out; what generation_kwargs say reaches the sampling alone, in every release."""
     if not has("generation_kwargs") and asked != drawn:
         pytest.skip("this release has no generation_kwargs")
     more = {"generation_kwargs": {"temperature": drawn}} if asked != drawn else {}
     answers = judge(trainer(model, tokenizer, tmp_path, temperature=asked, **more))
-    own = Verdict.NOTED if before("0.16") else Verdict.HELD  # where the arguments are what is drawn at
-    assert answers["F15"].verdict is (own if asked == drawn else Verdict.FOUND), answers
+    own = NOTED if before("0.16") else HELD  # where the arguments are what is drawn at
+    assert answers["F15"].verdict is (own if asked == drawn else FOUND), answers
     if asked != drawn:
-        assert answers["F15"].undo.values == {"temperature": drawn}
-        assert "F21" not in answers  # prompts of one length: a missing mask would not show
+        assert answers["F15"].undo.values == {"temperature": drawn} and "F21" not in answers
+
+
+OF_GENERATION = "divided by the tokens of the generation"
 
 
 @pytest.mark.parametrize(
     ("named", "changed", "told"),
     [
-        ("divided by the tokens of the generation", False, ("F20", RELEASE)),
-        ("divided by the tokens of the generation", True, ("F20", SCRIPT)),
+        (OF_GENERATION, False, ("F20", RELEASE)),
+        (OF_GENERATION, True, ("F20", SCRIPT)),
         ("no attention mask", False, ("F21", RELEASE)),
         ("temperature", False, ("F15", RELEASE)),
         ("opposite sign", False, ("F21", "")),
         ("opposite sign", True, ("F21", SCRIPT)),
     ],
 )
-def test_what_a_release_does_is_told_by_the_registry_s_versions(
-    named, changed, told, model, tokenizer, tmp_path, monkeypatch
-):
+def test_what_a_release_does_is_told_by_the_registry_s_versions(named, changed, told, monkeypatch):
     """F20 is trl's from 0.22 to 1.9, F15 up to 0.15, the missing mask 0.14's; elsewhere nobody knows whose it is."""
-    judged = StepJudge(Training(trainer(model, tokenizer, tmp_path), {}))
     affected = {"F20": "1.5.0", "F15": "0.15.2", "F21": "0.14.0"}[told[0]]
-    for trl_version, expected in (
-        (affected, told),
-        ("1.16.0", ("F15" if told[0] == "F15" else "F21", SCRIPT * changed)),
-    ):
-        monkeypatch.setattr(settled.importlib.metadata, "version", {"trl": trl_version, "transformers": "4.56.2"}.get)
-        assert judged._failure(named, changed=changed, aligned=True) == expected
+    elsewhere = ("F15" if told[0] == "F15" else "F21", SCRIPT * changed)
+    for release, expected in ((affected, told), ("1.16.0", elsewhere)):
+        monkeypatch.setattr(importlib.metadata, "version", {"trl": release, "transformers": "4.56.2"}.get)
+        assert textbook_judge._failure(named, changed, scaled=not changed) == expected
 
 
-def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
-    equal = trainer(model, tokenizer, tmp_path, rewards=[lambda completions, **_: [1.0] * len(completions)])
-    assert "F10" in judge(equal)["F21"].why
-    answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
-    assert answer.verdict is Verdict.NOT_CHECKED and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
+def test_a_trainer_that_is_not_in_the_textbook_is_not_checked(model, tokenizer):
     assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
-
-
-class Caches(trl.GRPOTrainer):
-    """A speed-up that somebody wrote, where `cached` is true."""
-
-    cached, kept = True, None
-
-    def _prepare_inputs(self, inputs):
-        self.kept = self.kept or super()._prepare_inputs(inputs)
-        kept = self.kept
-        self.kept = kept if self.cached else None
-        return kept
-
-
-@pytest.mark.skipif(before("0.15"), reason="completions are drawn in compute_loss")
-@pytest.mark.parametrize("cached", [True, False])
-def test_completions_that_are_kept_from_step_to_step(cached, model, tokenizer, tmp_path):
-    """Nothing was said: the first step is as it should be."""
-    kind = type("Kind", (Caches,), {"cached": cached})
-    made = trainer(model, tokenizer, tmp_path, kind=kind, max_steps=3, gradient_accumulation_steps=1)
-    step = StepJudge(Training(made, {}))
-    with step.listening():
-        made.train()
-    assert ("F21:rollouts" in [answer.key for answer in step.answers() if answer.accuses]) is cached
-
-
-SEEN = {"opposite sign": textbook.Apart(-1.0, 1.0, 2.0), "scores shifted by one": textbook.Apart(0.0, 1.0, 1.0)}
 
 
 class State(transformers.TrainerCallback):
@@ -439,7 +420,7 @@ class State(transformers.TrainerCallback):
 
 def test_the_step_is_afterwards_what_it_was(model, tokenizer, tmp_path):
     """Random state, gradients and requires_grad, also where an explanation is searched for."""
-    made, states = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss)), []
+    made, states = trainer(model, tokenizer, tmp_path, kind=NEGATIVE), []
     first, step = State(made, states), StepJudge(Training(made, {}))
     made.add_callback(first)
     with step.listening():
@@ -450,74 +431,45 @@ def test_the_step_is_afterwards_what_it_was(model, tokenizer, tmp_path):
     assert all(one is other or torch.equal(one, other) for one, other in zip(grads, grads_after))
 
 
-def test_substitute_rewards_differ_by_row_group_and_function():
-    with keep_random_state():
-        one, two = (substitute_rewards(8, 4, function) for function in (0, 1))
-    assert len(set(one[:4])) == len(set(two[:4])) == 4 and one[:4] != one[4:] and one != two
-    for functions in (1, 2, 3):
-        table = [substitute_rewards(8, 2, function) for function in range(functions)]
-        totals = [sum(column) for column in zip(*table)]
-        assert all(totals[place] != totals[place + 1] for place in range(0, 8, 2))
-
-
-ONE = {"num_generations": 8, "gradient_accumulation_steps": 1, "num_iterations": 1}
+ONE = {"num_generations": 8, "gradient_accumulation_steps": 1, "num_iterations": 1, "steps_per_generation": None}
 
 
 @pytest.mark.parametrize(
-    ("asked", "completions", "accumulated"),
-    [
-        ({"per_device_train_batch_size": 8}, 4, 1),
-        ({"per_device_train_batch_size": 32}, 8, 1),
-        ({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}, 2, 2),
-        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 4, 2),
-        ({"per_device_train_batch_size": 6, "num_generations": 3, "gradient_accumulation_steps": 2}, 3, 2),
-        ({"per_device_train_batch_size": 3, "num_generations": 6, "gradient_accumulation_steps": 2}, 2, 2),
+    ("batch", "asked", "launch", "prompts", "cut"),
+    [  # the batch of a device, what else is asked for, processes, and the batch and the accumulation when cut
+        (8, {}, 1, 1, (4, 1)),
+        (32, {}, 1, 2, (8, 1)),
+        (1, {"gradient_accumulation_steps": 8}, 1, 2, (2, 2)),
+        (8, {"gradient_accumulation_steps": 4}, 1, 2, (4, 2)),
+        (6, {"num_generations": 3, "gradient_accumulation_steps": 2}, 1, 2, (3, 2)),
+        (3, {"num_generations": 6, "gradient_accumulation_steps": 2}, 1, 2, (2, 2)),
+        (8, {"num_iterations": 5, "steps_per_generation": 4}, 1, 2, (4, 1)),
+        # Two processes have half a group each where those of the launch have a part; a whole group stays on one.
+        (2, {}, 4, 2, (2, 1)),
+        (8, {}, 4, 2, (4, 1)),
+        (3, {"num_generations": 6}, 3, 2, (2, 1)),
+        (1, {"num_generations": 16}, 8, 2, (2, 1)),
     ],
 )
-def test_a_batch_is_cut_to_the_script_s_own_kind(asked, completions, accumulated, monkeypatch):
+def test_a_batch_is_cut_to_the_script_s_own_kind(batch, asked, launch, prompts, cut, monkeypatch):
     """One prompt a generation stays one, for a batch without padding has no failures of padding."""
     monkeypatch.setattr(cuts, "counts_prompts", lambda: False)
-    cut = cuts._cut_batch(ONE | {"steps_per_generation": None, "generation_batch_size": None} | asked)
-    assert (cut["per_device_train_batch_size"], cut["gradient_accumulation_steps"]) == (completions, accumulated)
-    together = completions * accumulated
-    assert together % cut["num_generations"] == 0 and together // cut["num_generations"] <= 2
+    ranks = cuts.Processes(launch, min(launch, 2))
+    made = cuts._cut_batch(ONE | {"generation_batch_size": None, "per_device_train_batch_size": batch} | asked, ranks)
+    assert (made["per_device_train_batch_size"], made["gradient_accumulation_steps"]) == cut
+    together = cut[0] * cut[1] * ranks.real
+    assert together % made["num_generations"] == 0 and together // made["num_generations"] <= prompts
+    if "num_iterations" in asked:
+        assert (made["num_iterations"], made["steps_per_generation"]) == (2, 2)
 
 
-def test_iterations_and_steps_of_a_generation_are_kept(monkeypatch):
-    monkeypatch.setattr(cuts, "counts_prompts", lambda: False)
-    more = {"per_device_train_batch_size": 8, "num_iterations": 5, "steps_per_generation": 4}
-    cut = cuts._cut_batch(ONE | more)
-    assert (cut["num_iterations"], cut["steps_per_generation"], cut["gradient_accumulation_steps"]) == (2, 2, 1)
-    monkeypatch.setattr(cuts, "counts_prompts", lambda: True)
-    cut = cuts._cut_batch(ONE | {"per_device_train_batch_size": 1})
-    assert cut["per_device_train_batch_size"] == 1
-
-
-@pytest.mark.parametrize(
-    ("device", "generations", "launch", "rows"), [(2, 8, 4, 2), (8, 8, 4, 4), (3, 6, 3, 2), (1, 16, 8, 2)]
-)
-def test_a_group_that_lies_on_several_processes_does_so_when_cut(device, generations, launch, rows, monkeypatch):
-    """Two processes have half a group each where those of the launch have a part; a whole group stays on one."""
-    monkeypatch.setattr(cuts, "counts_prompts", lambda: False)
-    asked = ONE | {"per_device_train_batch_size": device, "num_generations": generations}
-    cut = cuts._cut_batch(asked | {"steps_per_generation": None}, cuts.Processes(launch, 2))
-    assert cut["per_device_train_batch_size"] == rows and 2 * rows % cut["num_generations"] == 0
-
-
+# Rollouts and loops of the script's own.
 WITH_ROLLOUTS = pytest.mark.skipif(
     "rollout_func" not in trl.GRPOTrainer.__init__.__code__.co_varnames, reason="no rollouts of one's own"
 )
 
 
-def answers_to(made):
-    """Train under the judge, to which this file is the script's own; return all that it answers."""
-    step = StepJudge(Training(made, {}, own=lambda file: file == __file__))
-    with step.listening():
-        made.train()
-    return list(step.answers())
-
-
-def drawn_by_generate(prompts, trainer, cut):
+def drawn_by_generate(prompts, trainer, cut=True):
     """Draw completions as `model.generate` gives them: rows of one length, unless they are cut."""
     tokenizer = trainer.processing_class
     asked = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
@@ -529,18 +481,66 @@ def drawn_by_generate(prompts, trainer, cut):
     return {"prompt_ids": ids, "completion_ids": rows, "logprobs": None}
 
 
+def padded(prompts, trainer):
+    return drawn_by_generate(prompts, trainer, cut=False)
+
+
+def encoded_again(prompts, trainer):
+    """Return the texts, which have no end, encoded."""
+    made, tokenizer = drawn_by_generate(prompts, trainer), trainer.processing_class
+    texts = tokenizer.batch_decode(made["completion_ids"], skip_special_tokens=True)
+    return made | {"completion_ids": [tokenizer(text or " ", add_special_tokens=False).input_ids for text in texts]}
+
+
+def hinted(prompts, trainer):
+    """Draw behind another prompt than the one that is returned."""
+    own = [trainer.processing_class(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    return drawn_by_generate([f"1+{prompt}" for prompt in prompts], trainer) | {"prompt_ids": own}
+
+
+class Engine:
+    """An object that draws with a copy of the policy as it was at first, or that gets its weights."""
+
+    def __init__(self, model, synchronizes=False):
+        self.model, self.synchronizes = copy.deepcopy(model), synchronizes
+
+    def __call__(self, prompts, trainer):
+        """Draw completions."""
+        if self.synchronizes:
+            self.model.load_state_dict(trainer.model.state_dict())
+        return drawn_by_generate(
+            prompts, types.SimpleNamespace(model=self.model, processing_class=trainer.processing_class)
+        )
+
+
+MOVED, MASKS = {"max_steps": 2, "learning_rate": 1e-2}, {"mask_truncated_completions": True}
+
+
 @WITH_ROLLOUTS
-@pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.HELD), (False, Verdict.FOUND)])
-def test_a_rollout_function_that_returns_the_padding(cut, verdict, model, tokenizer, tmp_path):
-    """It is trained on."""
-
-    def rollout(prompts, trainer):
-        return drawn_by_generate(prompts, trainer, cut)
-
-    answers = answers_to(trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)]))
-    assert next(each for each in answers if each.failure == "F13" and each.fault != "end").verdict is verdict
-    step = {each.failure: each.verdict for each in answers}["F21"]
-    assert step is (Verdict.HELD if cut else Verdict.NOT_CHECKED)  # of one length: another divisor would not show
+@pytest.mark.parametrize(
+    ("rollout", "options", "expected"),
+    [
+        (drawn_by_generate, {}, {"F13": HELD, "F13:end": HELD, "F18": HELD, "F21": HELD}),
+        (padded, {}, {"F13": FOUND, "F21": NOT_CHECKED}),  # of one length: another divisor would not show
+        (encoded_again, MASKS, {"F13:end": FOUND}),  # each completion was masked as a cut one
+        (encoded_again, {}, {"F13:end": Verdict.SUSPECTED}),
+        (hinted, {}, {"F18": FOUND}),  # the ids were those that were drawn, so nothing was said
+        (Engine, MOVED, {"F16": Verdict.SUSPECTED}),  # it never gets the weights, and nothing was said
+        (functools.partial(Engine, synchronizes=True), MOVED, {"F16": HELD}),
+        (Engine, MOVED | {"learning_rate": 0.0}, {"F16": NOT_CHECKED}),
+    ],
+)
+def test_a_rollout_function_is_read_by_the_ledger(rollout, options, expected, model, tokenizer, tmp_path):
+    rollout = rollout(model) if "F16" in expected else rollout
+    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], rewards=[ranked], **options)
+    answers = {f"{each.failure}:{each.fault}".removesuffix(":"): each for each in all_of(made, own=True)}
+    answers |= {"F18": answers.get("F18:context")}
+    assert {name: answers[name].verdict for name in expected} == expected, answers
+    if rollout is hinted:
+        apart, count = answers["F18"].figures
+        assert apart.value > 0.1 and 4 <= count.value <= count.scale
+    if options is MASKS:
+        assert "none of its tokens is trained on" in answers["F13:end"].evidence
 
 
 class OwnMask(trl.GRPOTrainer):
@@ -555,204 +555,25 @@ class OwnMask(trl.GRPOTrainer):
 
 
 @pytest.mark.skipif(before("0.16"), reason="rows are generated elsewhere")
-@pytest.mark.parametrize(("whole", "verdict"), [(True, Verdict.FOUND), (False, Verdict.HELD)])
+@pytest.mark.parametrize(("whole", "verdict"), [(True, FOUND), (False, HELD)])
 def test_a_mask_of_the_script_s_own_that_has_the_padding_in_it(whole, verdict, model, tokenizer, tmp_path):
     """F13 was held by the tokenizer's end alone."""
-    kind = type("Kind", (OwnMask,), {"whole": whole})
-    answers = [each for each in answers_to(trainer(model, tokenizer, tmp_path, kind=kind)) if each.failure == "F13"]
-    assert [each.verdict for each in answers] == [verdict]
+    made = trainer(model, tokenizer, tmp_path, kind=type("Kind", (OwnMask,), {"whole": whole}))
+    verdicts = [each.verdict for each in all_of(made, own=True) if each.failure == "F13"]
+    assert verdicts[0] is verdict and set(verdicts) <= {verdict, NOT_CHECKED}
 
 
-@WITH_ROLLOUTS
-@pytest.mark.parametrize(
-    ("again", "masks", "verdict"),
-    [
-        (1.0, True, Verdict.FOUND),
-        (1.0, False, Verdict.SUSPECTED),
-        (0.5, False, Verdict.SUSPECTED),
-        (0, True, Verdict.HELD),
-    ],
-)
-def test_a_rollout_function_that_loses_the_end(again, masks, verdict, model, tokenizer, tmp_path):
-    """Text that is encoded again has no end: each completion was masked as a cut one, and nothing was said."""
+class OtherColumns(trl.GRPOTrainer):
+    """A trainer that pays each completion by another row's answer."""
 
-    def rollout(prompts, trainer):
-        output = drawn_by_generate(prompts, trainer, cut=True)
-        if again == 0.5:
-            ids = output["completion_ids"]
-            output["completion_ids"] = [
-                row[:-1] if place % 2 and len(row) > 1 else row for place, row in enumerate(ids)
-            ]
-        elif again:
-            texts = tokenizer.batch_decode(output["completion_ids"], skip_special_tokens=True)
-            output["completion_ids"] = [tokenizer(text or " ", add_special_tokens=False)["input_ids"] for text in texts]
-        return output
-
-    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], mask_truncated_completions=masks)
-    (answer,) = [each for each in answers_to(made) if each.fault == "end"]
-    assert answer.failure == "F13" and answer.verdict is verdict
-    assert verdict is not Verdict.FOUND or "none of its tokens is trained on" in answer.evidence
+    def _calculate_rewards(self, inputs, *rest):
+        answers = [row["answer"] for row in inputs[4:] + inputs[:4]]
+        return super()._calculate_rewards([row | {"answer": own} for row, own in zip(inputs, answers)], *rest)
 
 
-def two_turns(prompts, trainer, way, tokens=3):
-    """Draw a second answer behind a smaller sum with the same result, and return both turns in one of several ways."""
-    tokenizer = trainer.processing_class
-
-    def encode(text):
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def draw(context):
-        asked = torch.tensor([context])
-        options = {"max_new_tokens": tokens, "do_sample": True, "pad_token_id": tokenizer.pad_token_id}
-        drawn = trainer.model.generate(input_ids=asked, attention_mask=torch.ones_like(asked), **options)
-        ids = drawn[0, len(context) :].tolist()
-        return ids[: ids.index(tokenizer.eos_token_id) + 1] if tokenizer.eos_token_id in ids else ids
-
-    rows = {"prompt_ids": [], "completion_ids": [], "env_mask": []}
-    for prompt in prompts:
-        one, two = encode(prompt), encode(f"{prompt[::-1].strip('=')}=")
-        if way == "engine":
-            first, more = encode("12"), []
-            draw(encode("is it right?"))  # as a judge's word, which is returned nowhere
-        elif way == "best":
-            first, more = max((draw(one) for _ in range(3)), key=sum), []
-        elif way == "hint":
-            first, more = draw(encode("hint: ") + one), []
-        else:
-            first = draw(one)
-            more = draw(one + first + two if way == "ids" else two)
-        rows["prompt_ids"].append(one + two if way == "joined" else one)
-        between = two if way == "ids" else []
-        rows["completion_ids"].append(first + between + more)
-        rows["env_mask"].append([1] * len(first) + [0] * len(between) + [1] * len(more))
-    if way != "ids":
-        del rows["env_mask"]
-    return rows | {"logprobs": None}
-
-
-@WITH_ROLLOUTS
-@pytest.mark.parametrize(
-    ("way", "tokens", "accused"),
-    [("joined", 1, True), ("joined", 3, True), ("hint", 3, True), ("ids", 1, False), ("ids", 3, False),
-     ("best", 3, False), ("engine", 3, False)],
-)  # fmt: skip
-def test_tokens_that_are_scored_in_another_context_than_they_were_drawn_in(
-    way, tokens, accused, model, tokenizer, tmp_path
-):
-    """The ids were those that were drawn, so nothing was said: the prompts of both turns stood before both answers."""
-
-    def rollout(prompts, trainer):
-        return two_turns(prompts, trainer, way, tokens)
-
-    def unequal(completions, **_):
-        return [float(place % 4) for place in range(len(completions))]
-
-    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "rewards": [unequal]}
-    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout)], **options)
-    answers = [each for each in answers_to(made) if each.failure == "F18"]
-    assert [each.verdict is Verdict.FOUND for each in answers] == [accused]
-    for each in answers * accused:
-        apart, count = each.figures
-        assert apart.value > 0.1 and 4 <= count.value <= count.scale
-
-
-@WITH_ROLLOUTS
-@pytest.mark.parametrize(
-    ("draws", "synchronizes", "rate", "verdict"),
-    [
-        ("other", False, 1e-2, Verdict.SUSPECTED),
-        ("object", False, 1e-2, Verdict.SUSPECTED),
-        ("other", True, 1e-2, Verdict.HELD),
-        ("other", False, 0.0, Verdict.NOT_CHECKED),
-        ("both", False, 1e-2, None),  # what the policy drew as well is nobody's alone
-    ],
-)
-def test_a_model_that_draws_and_never_gets_the_weights(draws, synchronizes, rate, verdict, model, tokenizer, tmp_path):
-    """A copy of the policy drew while the policy was trained, and nothing was said."""
-    other = copy.deepcopy(model)
-
-    def rollout(prompts, trainer):
-        if synchronizes:
-            other.load_state_dict(trainer.model.state_dict())
-        drawer = types.SimpleNamespace(model=other, processing_class=tokenizer)
-        if draws == "both":
-            drawn_by_generate(prompts, trainer, cut=True)
-        return drawn_by_generate(prompts, drawer, cut=True)
-
-    engine = type("Engine", (), {"__call__": lambda self, prompts, trainer: rollout(prompts, trainer)})
-    rollout_func = engine() if draws == "object" else rollout
-    made = trainer(model, tokenizer, tmp_path, more=[("rollout_func", rollout_func)], max_steps=2, learning_rate=rate)
-    answers = [answer for answer in answers_to(made) if answer.failure == "F16"]
-    assert [answer.verdict for answer in answers] == [verdict] * (verdict is not None)
-
-
-def own_loop(stacked, repeated, grouped):
-    """Return a trainer that draws one completion of each prompt at a time, with rows, answers and groups in an order.
-
-    Each is by `call` (P1 P2 .. P1 P2 ..) or by `prompt` (P1 P1 .. P2 P2 ..).
-    """
-
-    class OwnLoop(trl.GRPOTrainer):
-        def _prepare_inputs(self, inputs):
-            return inputs
-
-        def compute_loss(self, model, inputs, *rest, **options):
-            size, tok = self.num_generations, self.processing_class
-            rows = [inputs[place] for place in range(0, len(inputs), 1 if before("0.15") else size)]
-            asked = tok([row["prompt"] for row in rows], return_tensors="pt", padding=True, add_special_tokens=False)
-            width, config = asked["input_ids"].shape[1], copy.deepcopy(self.generation_config)
-            config.num_return_sequences = 1
-            with torch.no_grad():
-                calls = [model.generate(**asked, generation_config=config)[:, width:] for _ in range(size)]
-            longest = max(call.shape[1] for call in calls)
-            pad = tok.pad_token_id
-            calls = [torch.nn.functional.pad(call, (0, longest - call.shape[1]), value=pad) for call in calls]
-
-            def in_order(values, order):
-                return [each for each in values for _ in range(size)] if order == "prompt" else list(values) * size
-
-            drawn = torch.stack(calls, 1).flatten(0, 1) if stacked == "prompt" else torch.cat(calls)
-            prompts, masks = (torch.stack(in_order(asked[name], stacked)) for name in ("input_ids", "attention_mask"))
-            ended = (drawn == tok.eos_token_id).int()
-            mask = (ended.cumsum(1) - ended == 0).int()
-            logits = model(torch.cat([prompts, drawn], 1), attention_mask=torch.cat([masks, mask], 1)).logits
-            logps = logits[:, width - 1 : -1].log_softmax(-1).gather(2, drawn[..., None])[..., 0]
-            texts = tok.batch_decode(drawn, skip_special_tokens=True)
-            asked_for, answer = (in_order([row[name] for row in rows], repeated) for name in ("prompt", "answer"))
-            given = {"prompts": asked_for, "completions": texts, "answer": answer}
-            rewards = torch.tensor([function(**given) for function in self.reward_funcs]).sum(0)
-            groups = rewards.view(-1, size) if grouped != "call" else rewards.view(size, -1).T
-            worth = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
-            worth = (worth if grouped != "call" else worth.T).reshape(-1)
-            loss = -(logps - logps.detach()).exp() * worth[:, None] * mask
-            return (loss.sum(1) / mask.sum(1)).mean()
-
-    return OwnLoop
-
-
-@pytest.mark.parametrize(
-    ("stacked", "repeated", "grouped", "gradient", "pairs"),
-    [
-        ("call", "prompt", "prompt", Verdict.NOT_CHECKED, True),
-        ("prompt", "call", "prompt", Verdict.HELD, True),
-        ("prompt", "prompt", "prompt", Verdict.HELD, False),
-        ("call", "call", "call", Verdict.NOT_CHECKED, False),
-    ],
-)
-def test_a_loop_of_one_s_own_that_mixes_two_orders(
-    stacked, repeated, grouped, gradient, pairs, model, tokenizer, tmp_path
-):
-    """Completions by call, answers and groups by prompt: such groups are not judged, and the answers are."""
-    options = {"loss_type": "grpo"} if has("loss_type") else {}
-    options |= {"gradient_accumulation_steps": 1, "optim": "sgd"}
-    made = trainer(model, tokenizer, tmp_path, kind=own_loop(stacked, repeated, grouped), **options)
-    step = StepJudge(Training(made, {}))
-    with step.listening():
-        made.train()
-    answers = list(step.answers())
-    (of_gradient,) = [answer for answer in answers if answer.failure == "F21"]
-    # Rounding decides whether this loss, which is 0, was ever below.
-    assert of_gradient.verdict is gradient or (gradient is Verdict.HELD and "losses_negative" in of_gradient.why)
-    of_pairs = [answer for answer in answers if answer.failure == "F14"]
-    assert [answer.verdict for answer in of_pairs] == [Verdict.FOUND] * pairs
-    assert all(2 * answer.figures[0].value > answer.figures[0].scale for answer in of_pairs)
+@pytest.mark.skipif(not hasattr(trl.GRPOTrainer, "_calculate_rewards"), reason="rewards are computed elsewhere")
+def test_columns_of_another_row_are_found_where_the_script_draws_nothing(model, tokenizer, tmp_path):
+    answers = all_of(trainer(model, tokenizer, tmp_path, kind=OtherColumns))
+    (of_pairs,) = [answer for answer in answers if answer.failure == "F14"]
+    assert of_pairs.verdict is FOUND and of_pairs.origin == SCRIPT
+    assert 2 * of_pairs.figures[0].value > of_pairs.figures[0].scale

@@ -29,22 +29,19 @@ def test_rank_0_answers_and_the_last_rank_tells_of_its_own_device():
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("first", "second", "told"),
     [
-        (result(held=["F14"]), [Verdict.HELD]),
-        (result(found=["F14"]), [Verdict.HELD, Verdict.FOUND]),  # of which the answer keeps the worse
-        (result(), [Verdict.HELD, Verdict.NOT_CHECKED]),
+        (result(held=["F14"]), result(held=["F14"]), [Verdict.HELD]),
+        (result(held=["F14"]), result(found=["F14"]), [Verdict.HELD, Verdict.FOUND]),  # the answer keeps the worse
+        (result(held=["F14"]), result(), [Verdict.HELD, Verdict.NOT_CHECKED]),
+        (result(found=["F14"]), result(found=["F14"]), [Verdict.FOUND]),
     ],
 )
-def test_what_one_rank_holds_another_has_to_hold_too(second, told):
+def test_what_one_rank_holds_another_has_to_hold_too(first, second, told):
     """A reward may hang on the number of its process."""
-    whole = together([result(held=["F14"]), second])
+    whole = together([first, second])
     assert [finding.verdict for finding in whole.findings] == told
     assert all("rank 1" in finding.evidence + finding.why for finding in whole.findings[1:])
-
-
-def test_what_all_ranks_find_is_told_once():
-    assert len(together([result(found=["F14"]), result(found=["F14"])]).findings) == 1
 
 
 OWN = "train.py, line 7, ended in KeyError: 'rank'"

@@ -110,7 +110,7 @@ class Mechanism:
         needs: what holds of a run that could show it: prompts of different lengths, rewards that differ.
         applies: what holds of a set-up that can have it at all; nothing where every one can.
         control: which mistake is planted to see that the measurement would find it.
-        says: what was found, with `{figure}` for values; `says_zh` in Chinese.
+        says: what was found, with `{figure}` for values.
     """
 
     name: str
@@ -119,7 +119,6 @@ class Mechanism:
     applies: tuple[predicates.Predicate, ...]
     control: str
     says: str
-    says_zh: str
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -242,14 +241,11 @@ def _mechanism(raw: Table) -> Mechanism:
             read[key] = predicates.parse_all(raw.texts(key, None if key == "found" else ()))
         except predicates.PredicateError as error:
             raise raw.error(key, str(error)) from error
-    mechanism = Mechanism(
-        name=raw.text("name"), control=raw.text("control"), says=raw.text("says"), says_zh=raw.text("says_zh"), **read
-    )
+    mechanism = Mechanism(name=raw.text("name"), control=raw.text("control"), says=raw.text("says"), **read)
     raw.done()
     if not mechanism.found or sum(map(len, read.values())) > _MOST:
         raise raw.error("found", f"a mechanism has 1 to {_MOST} predicates: what needs more is a figure of its own")
-    told = (*predicates.fields(mechanism.says), *predicates.fields(mechanism.says_zh))
-    for name in (*mechanism.figures, *told):
+    for name in (*mechanism.figures, *predicates.fields(mechanism.says)):
         if name not in figures.table():
             raise raw.error("found", f"{name!r} is no figure of figures.toml")
     return mechanism

@@ -34,9 +34,7 @@ class Judgement:
     missing: str = ""
 
 
-def judge(
-    failure: Failure, places: Iterable[Figures], controls: Mapping[str, Figures] | None = None, language: str = "en"
-) -> Judgement:
+def judge(failure: Failure, places: Iterable[Figures], controls: Mapping[str, Figures] | None = None) -> Judgement:
     """Return the verdict on a failure.
 
     FOUND: a mechanism was found at any place. HELD: every mechanism that applies was excited at some place, was found
@@ -49,45 +47,42 @@ def judge(
             NaN is unknown.
         controls: the figures that the same measurement gave with a mistake planted, by the control's name; figures
             that are not in it are the run's own.
-        language: of `says`, `en` or `zh`.
     """
     places = list(places)
-    each = [_judge_mechanism(mechanism, places, controls or {}, language) for mechanism in failure.mechanisms]
+    each = [_judge_mechanism(mechanism, places, controls or {}) for mechanism in failure.mechanisms]
     for verdict in (FOUND, NOT_CHECKED):
         if first := next((judgement for judgement in each if judgement.verdict == verdict), None):
             return first
     return Judgement(HELD if any(judgement.verdict == HELD for judgement in each) else NOT_APPLICABLE)
 
 
-def _judge_mechanism(
-    mechanism: Mechanism, places: list[Figures], controls: Mapping[str, Figures], language: str
-) -> Judgement:
-    missing, held, name = "no figure was measured", False, mechanism.name
-    applies = False
-    for figures in places:
-        applied = holds(mechanism.applies, figures)
-        if applied is False:
-            continue
-        applies = True
+def _judge_mechanism(mechanism: Mechanism, places: list[Figures], controls: Mapping[str, Figures]) -> Judgement:
+    missing, held, name, control = "no figure was measured", False, mechanism.name, mechanism.control
+    applying = [figures for figures in places if holds(mechanism.applies, figures) is not False]
+    for figures in applying:
         found = holds(mechanism.found, figures)
         if found:
-            text = mechanism.says if language == "en" else mechanism.says_zh
-            return Judgement(FOUND, name, fill(text, dict.fromkeys(fields(text)) | dict(figures)))
+            return Judgement(FOUND, name, say(mechanism, figures))
         if unmet := _unmet((*mechanism.applies, *mechanism.needs), figures):
             missing = unmet
         elif found is None:
             missing = _unmet(mechanism.found, figures)
-        elif mechanism.control.startswith(NO_PLANT):
-            missing = f"nothing can be planted ({mechanism.control})"
-        elif not holds(mechanism.found, {**figures, **controls.get(mechanism.control, {})}):
-            missing = f"with the control planted ({mechanism.control}) the figures look the same"
-            if mechanism.control not in controls:
-                missing = f"no control was planted ({mechanism.control})"
+        elif control.startswith(NO_PLANT):
+            missing = f"nothing can be planted ({control})"
+        elif control not in controls:
+            missing = f"no control was planted ({control})"
+        elif not holds(mechanism.found, {**figures, **controls[control]}):
+            missing = f"with the control planted ({control}) the figures look the same"
         else:
             held = True
-    if not applies and places:
+    if places and not applying:
         return Judgement(NOT_APPLICABLE, name)
     return Judgement(HELD, name) if held else Judgement(NOT_CHECKED, name, missing=missing)
+
+
+def say(mechanism: Mechanism, figures: Figures) -> str:
+    """Return what a mechanism says of figures; of those that are unknown, that they were not measured."""
+    return fill(mechanism.says, dict.fromkeys(fields(mechanism.says)) | dict(figures))
 
 
 def holds(predicates: Iterable[Predicate], figures: Figures) -> bool | None:

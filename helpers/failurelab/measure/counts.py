@@ -1,4 +1,4 @@
-"""Figures that are counted, by the names of figures.toml: rewards, groups, prompts, ends, tokens."""
+"""Figures that are counted, by the names of figures.toml: rewards, groups, prompts, ends."""
 
 import math
 import statistics
@@ -78,10 +78,3 @@ def of_texts(prompts: Sequence[str], mark: str) -> dict[str, Value]:
     """Count prompts without the mark of a chat template."""
     lengths = len(set(map(len, prompts)))
     return {"prompt_lengths": lengths, "prompts_without_template": sum(mark not in text for text in prompts)}
-
-
-def of_tokens(trained: Ids, drawn: Ids) -> dict[str, Value]:
-    """Count the tokens of completions that were trained on, and those of completions that were never drawn."""
-    known = set(map(tuple, drawn))
-    foreign = sum(len(row) for row in trained if tuple(row) not in known)
-    return {"tokens_trained": sum(map(len, trained)), "foreign_tokens": foreign}

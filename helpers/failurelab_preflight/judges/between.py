@@ -30,10 +30,9 @@ class BetweenJudge(TrainerCallback):
         self._policy: Sample = {}  # as it was last seen
         self._reference: Sample = {}
         self._before: tuple[Sample, Sample] | None = None  # weights and gradients as the optimizer steps
-        self._after: Sample = {}
         self._changed = self._reference_changed = ""  # when
         self._stepped = False
-        self._counts = [0, 0, 0]  # elements with a gradient; moved by the step; moved as the next one begins
+        self._with_gradient = self._moved = 0  # elements with a gradient; those that are others as the next step begins
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -46,12 +45,12 @@ class BetweenJudge(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take the first sample."""
-        self._policy, self._reference = self._take(self._trainer.model), self._take(self._of_reference())
+        self._policy, self._reference = self._take()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare with what the step before has left, and count what is left of it."""
-        now = self._compare("before a step")
-        self._count(now)
+        self._compare("before a step")
+        self._count()
         self._stepped = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
@@ -59,93 +58,83 @@ class BetweenJudge(TrainerCallback):
         self._before = None
         if self._training.moved:
             return
-        now = self._compare("within a step")
+        self._compare("within a step")
         groups = getattr(optimizer or self._trainer.optimizer, "param_groups", ())
         rate = max((group["lr"] for group in groups), default=0.0)
         if rate and rate >= _RATE * float(self._training.arguments.get("learning_rate") or 0.0):
             named = self._trainer.model.named_parameters()
-            self._before = now, {name: _part(each.grad) for name, each in named if each.grad is not None}
+            self._before = self._policy, {name: _part(each.grad) for name, each in named if each.grad is not None}
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take what the optimizer made."""
-        self._policy = self._after = self._take(self._trainer.model)
+        self._policy, _reference = self._take()
         self._stepped = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare with it, behind the script's callbacks, and before what another judge had moved is put back."""
-        if (
-            self._training.moved or not self._stepped
-        ):  # put back behind this call; or a loop that does not tell of steps
+        if self._training.moved or not self._stepped:  # put back behind this call; or a loop that tells of no steps
             self._policy = {}
             return
-        now = self._compare("after a step")
-        if state.global_step >= state.max_steps and not self._counts[0]:  # no other step begins that could show it
-            self._count(now)
+        self._compare("after a step")
+        if state.global_step >= state.max_steps and not self._with_gradient:  # no other step begins that could show it
+            self._count()
 
     def answers(self) -> Iterator[Finding]:
         """Yield what is not known by it, and a step that is taken back."""
-        elements, stepped, left = self._counts
-        share = left / elements if elements else None
+        share = self._moved / self._with_gradient if self._with_gradient else None
         judged = verdicts.judge(failures.get("F9"), [{"tensors_trainable": 1, "elements_moved": share}])
-        if self._changed:
-            known = [each for each in self._trainer.callback_handler.callbacks if self._is_own(each)]
-            names = ", ".join(dict.fromkeys(type(each).__name__ for each in known))
-            said = f"something else than the optimizer changes the policy's weights {self._changed}"
-            said += f" (the script's callbacks: {names})" * bool(names)
-            if judged.verdict == verdicts.FOUND:
-                said += f": {stepped / elements:.1%} of the numbers with a gradient move by a step of the cut training"
-                said += f", and {left / elements:.1%} are others as the next one begins"
-                repair = (
-                    "Write into a copy of the weights, and leave those that are trained as the optimizer made them."
-                )
-                yield Finding("F9", said, repair, origin=SCRIPT, fault="between")
-            else:
-                yield Finding.not_checked("F9", f"{said}; how much of a step is left in the whole run is not known")
-            if self._training.adapters:
-                yield Finding.not_checked("F8", f"{said}; the adapter was looked at as training began")
-        when = self._changed or self._reference_changed
+        lost = f"{share:.1%} of the numbers with a gradient" if judged.verdict == verdicts.FOUND else ""
+        names = ", ".join(dict.fromkeys(type(each).__name__ for each in self._callbacks()))
+        by = f"something else than the optimizer changes the {{}} weights {{}} (the script's callbacks: {names})"
+        said = by.format("policy's", self._changed)
+        if self._changed and lost:
+            repair = "Write into a copy of the weights, and leave those that are trained as the optimizer made them."
+            said_of_step = f"{said}: {lost} are others as the next step begins"
+            yield Finding("F9", said_of_step, repair, origin=SCRIPT, fault="between")
+        elif self._changed:
+            yield Finding.not_checked("F9", f"{said}; how much of a step is left in the whole run is not known")
+        elif lost:
+            why = f"{lost} move in a step of the cut training, which the load does not explain"
+            yield Finding.not_checked("F9", why)
+        if self._changed and self._training.adapters:
+            yield Finding.not_checked("F8", f"{said}; the adapter was looked at as training began")
         compared = self._training.arguments.get("beta") != 0 and hasattr(self._trainer, "ref_model")
-        if when and compared:
-            whose = "the policy's weights" if self._changed else "the reference's weights"
-            why = f"something else than the optimizer changes {whose} {when}; they were compared as training began"
-            yield Finding.not_checked("F19", why)
-        if not self._changed and judged.verdict == verdicts.FOUND:
-            why = f"{share:.1%} of the numbers with a gradient move in a step of the cut training"
-            yield Finding.not_checked("F9", f"{why}, which the load does not explain")
+        if compared and (self._changed or self._reference_changed):
+            said = said if self._changed else by.format("reference's", self._reference_changed)
+            yield Finding.not_checked("F19", f"{said}; they were compared as training began")
 
-    def _is_own(self, callback: Any) -> bool:
-        codes = (getattr(method, "__code__", None) for method in vars(type(callback)).values())
-        return any(code is not None and self._training.own(code.co_filename) for code in codes)
+    def _callbacks(self) -> Iterator[Any]:
+        """Yield those of the script's own."""
+        for callback in self._trainer.callback_handler.callbacks:
+            codes = (getattr(method, "__code__", None) for method in vars(type(callback)).values())
+            if any(code is not None and self._training.own(code.co_filename) for code in codes):
+                yield callback
 
-    def _of_reference(self) -> Any:
-        return getattr(self._trainer, "ref_model", None)
+    def _take(self) -> tuple[Sample, Sample]:
+        """Return samples of the policy and of its reference."""
+        models = self._trainer.model, getattr(self._trainer, "ref_model", None)
+        named = [model.named_parameters() if isinstance(model, torch.nn.Module) else () for model in models]
+        policy, reference = ({name: _part(parameter) for name, parameter in each} for each in named)
+        return policy, reference
 
-    def _take(self, model: Any) -> Sample:
-        named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
-        return {name: _part(parameter) for name, parameter in named}
-
-    def _compare(self, when: str) -> Sample:
-        """Note whether weights are others than when they were last seen, and return them."""
-        now, reference = self._take(self._trainer.model), self._take(self._of_reference())
-        if self._policy and not _same(self._policy, now):
+    def _compare(self, when: str) -> None:
+        """Note whether weights are others than when they were last seen."""
+        policy, reference = self._take()
+        if self._policy and not _same(self._policy, policy):
             self._changed = self._changed or when
         if not _same(self._reference, reference):
             self._reference_changed = self._reference_changed or when
-        self._policy, self._reference = now, reference
-        return now
+        self._policy, self._reference = policy, reference
 
-    def _count(self, now: Sample) -> None:
-        """Count which elements with a gradient the last step has moved, right behind it and now."""
-        if self._before is None or not self._after:
+    def _count(self) -> None:
+        """Count which elements with a gradient the last step has moved."""
+        if self._before is None or not self._stepped:
             return
-        before, gradients = self._before
+        (before, gradients), self._before = self._before, None
         for name, gradient in gradients.items():
-            moved = gradient.abs() > 1e-6 * gradient.abs().amax()
-            if name in now and name in self._after:
-                self._counts[0] += int(moved.sum())
-                self._counts[1] += int((moved & (before[name] != self._after[name])).sum())
-                self._counts[2] += int((moved & (before[name] != now[name])).sum())
-        self._before, self._after = None, {}
+            chosen = gradient.abs() > 1e-6 * gradient.abs().amax()
+            self._with_gradient += int(chosen.sum())
+            self._moved += int((chosen & (before[name] != self._policy[name])).sum())
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:

@@ -52,8 +52,11 @@ class GradientJudge:
         report, adapted = self._guarded.report, has_adapter(self._model)
         own, other = ("F2", "F1") if adapted else ("F1", "F2")
         yield Finding.not_applicable(other, "the model has adapters: see F2" if adapted else "no adapters")
+        yield self._answer(own, report)
+
+    def _answer(self, own: str, report: Any) -> Finding:
         if not self._enabled:
-            yield Finding(
+            return Finding(
                 own,
                 "gradients are switched off as training begins (torch.is_grad_enabled() is False): the first backward "
                 'pass ends in "element 0 of tensors does not require grad"',
@@ -61,19 +64,16 @@ class GradientJudge:
                 undo=Statement("torch.set_grad_enabled(True)", imports="import torch"),
                 ends=True,
             )
-            return
         if report is None:
             why = self._guarded.failed or "no optimizer step was reached whose gradients could be seen"
-            yield Finding.not_checked(own, why)
-            return
+            return Finding.not_checked(own, why)
         missing, total = len(report.without_gradient), len(report.trainable)
         if report.unused:
             count = f"{len(report.unused)} of {total} trainable tensors"
             self._training.notes.append(f"no forward pass used {count}: {list_names(report.unused)}")
         figures = (Quantity("tensors_without_gradient", missing, "tensors", total),)
         if not total:
-            yield Finding.not_checked(own, "nothing requires a gradient when training begins: see F23")
-            return
+            return Finding.not_checked(own, "nothing requires a gradient when training begins: see F23")
         measured = gradients.count(self._model) | {"tensors_without_gradient": missing, "steps_done": 1, "error": ""}
         controls = {"a loss without a graph": plants.no_graph()}
         if not missing:
@@ -81,22 +81,20 @@ class GradientJudge:
         used = f"{total - len(report.unused)} trainable tensors{' that are used' * bool(report.unused)}"
         evidence = f"all {used} of {self._training.model_name} get a gradient"
         if settled := settle(own, [measured], controls, evidence, figures=figures):
-            yield settled
-        elif "reentrant" in self._checkpointing:
-            ends = '; the first backward pass ends in "element 0 of tensors does not require grad"'
-            yield Finding(
-                own,
-                f"{missing} of {total} trainable tensors of {self._training.model_name} get no gradient in the first "
-                f"step ({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
-                f"input needs none{ends * (missing == total)}",
-                "trainer.model.enable_input_require_grads() before training, or "
-                "gradient_checkpointing_kwargs={'use_reentrant': False} in the arguments",
-                undo=(Statement("{trainer}.model.enable_input_require_grads()"), _NON_REENTRANT),
-                figures=figures,
-            )
-        else:
-            yield Finding.not_checked(
-                own,
-                f"{missing} of {total} trainable tensors get no gradient ({list_names(report.without_gradient)}), and "
-                "checkpointing is not the cause: something may detach what is computed with them",
-            )
+            return settled
+        lost = (
+            f"{missing} of {total} trainable tensors of {self._training.model_name} get no gradient in the first step"
+        )
+        lost += f" ({list_names(report.without_gradient)})"
+        if "reentrant" not in self._checkpointing:
+            why = "checkpointing is not the cause: something may detach what is computed with them"
+            return Finding.not_checked(own, f"{lost}, and {why}")
+        ends = '; the first backward pass ends in "element 0 of tensors does not require grad"' * (missing == total)
+        return Finding(
+            own,
+            f"{lost}: reentrant gradient checkpointing cuts layers off whose input needs none{ends}",
+            "trainer.model.enable_input_require_grads() before training, or "
+            "gradient_checkpointing_kwargs={'use_reentrant': False} in the arguments",
+            undo=(Statement("{trainer}.model.enable_input_require_grads()"), _NON_REENTRANT),
+            figures=figures,
+        )

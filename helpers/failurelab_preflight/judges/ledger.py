@@ -15,8 +15,9 @@ from typing import Any
 
 from failurelab import failures, textbook
 from failurelab.failures import verdicts
-from failurelab_preflight.finding import SCRIPT, Finding, Location, Quantity
+from failurelab_preflight.finding import SCRIPT, Finding, Quantity, Verdict
 from failurelab_preflight.judges.replaced import codes_of
+from failurelab_preflight.judges.settled import alone, settle
 from failurelab_preflight.script_text import location, read_source
 from failurelab_preflight.training import Training
 
@@ -106,38 +107,30 @@ def judge_ledger(
         code: see maker.
         where: what the script overrides, as a sentence.
     """
-    figures, controls = ledger.figures, ledger.controls
+    figures = ledger.figures
     for reading in READINGS:
         if not (maker or reading.of_loops or reading.by_trainer):
             continue
-        of_trainer = reading.of_loops or not maker
-        failure = failures.get(reading.failure)
-        own = [each for each in failure.mechanisms if each.name == reading.mechanism]
-        judgement = verdicts.judge(dataclasses.replace(failure, mechanisms=tuple(own)), [figures], controls)
-        part = "" if of_trainer else maker
-        more: dict[str, Any] = {"part": part, "fault": reading.fault}
-        if judgement.verdict == verdicts.FOUND:
-            yield _found(training, reading, judgement.says, figures, code, more, where * of_trainer)
-        elif reading.of_loops or judgement.verdict == verdicts.NOT_APPLICABLE:
-            continue
-        elif judgement.verdict == verdicts.HELD:
-            said = ", ".join(f"{name} {figures[name]:.3g}" for name, _ in reading.figures if figures[name] is not None)
-            whose = f"what {maker} returned" if maker else "what is trained on"
-            yield Finding.held(reading.failure, f"of {whose}: {said}", own[0].control, **more)
-        else:
-            yield Finding.not_checked(reading.failure, judgement.missing, **more)
+        more: dict[str, Any] = {"part": "" if reading.of_loops else maker, "fault": reading.fault}
+        said = ", ".join(f"{name} {figures[name]:.3g}" for name, _ in reading.figures if figures[name] is not None)
+        evidence = f"of {f'what {maker} returned' if maker else 'what is trained on'}: {said}"
+        settled = settle(reading.failure, [figures], ledger.controls, evidence, reading.mechanism, **more)
+        if settled is None:
+            yield _found(training, reading, figures, code, more, where * (not more["part"]))
+        elif not reading.of_loops and settled.verdict is not Verdict.NOT_APPLICABLE:
+            yield settled
 
 
 def _found(
     training: Training,
     reading: _Reading,
-    says: str,
     figures: dict[str, Any],
     code: types.CodeType | None,
     more: dict[str, Any],
     where: str,
 ) -> Finding:
     maker, trainer = more["part"], training.trainer
+    says = verdicts.judge(alone(reading.failure, reading.mechanism), [figures]).says
     told = [(name, figures[name], figures.get(scale)) for name, scale in reading.figures if figures[name] is not None]
     table = failures.figures.table()
     more["figures"] = tuple(Quantity(table[name].what, value, table[name].unit, scale) for name, value, scale in told)
@@ -146,8 +139,7 @@ def _found(
         says += ". With mask_truncated_completions each is taken for cut, and none of its tokens is trained on"
         why = ""
     if reading.failure == "F16" and code is not None:
-        place: Location = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename))
-        more["place"] = place
+        more["place"] = location(code.co_filename, code.co_firstlineno, read_source(code.co_filename))
     if why:
         return Finding.suspected(reading.failure, says, why, repair, **more)
     return Finding(reading.failure, f"{says}.{where}" if where else says, repair, origin=SCRIPT * bool(where), **more)

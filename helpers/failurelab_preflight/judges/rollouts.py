@@ -38,9 +38,9 @@ class RolloutJudge:
 
     def __init__(self, training: Training):
         self._training, self._trainer = training, training.trainer
-        self._tokenizer = _tokenizer(training)
+        self._tokenizer = getattr(self._trainer, "processing_class", None)
         prompts = prompts_of_a_batch(training, self._tokenizer)
-        more = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
+        more: dict[str, Any] = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
         self._guarded = Guarded(lambda action: guards.RolloutGuard(action, **more), training.trainer)
         self._generated: set[bool] = set()  # in train mode, in eval mode
         self._prepared = any(training.arguments.get(option) for option in _OTHER_ENGINES)
@@ -127,48 +127,44 @@ class RolloutJudge:
 
     def _not_judged(self) -> Finding:
         """Return why the guard has no report."""
-        if self._guarded.failed:
-            return Finding.not_checked("F7", self._guarded.failed)
-        if True in self._generated:
-            return Finding.not_checked(
-                "F7", "tokens are generated in train mode, and no tokenizer is there to judge them"
-            )
-        if self._generated:
+        why = self._guarded.failed
+        if not why and True in self._generated:
+            why = "tokens are generated in train mode, and no tokenizer is there to judge them"
+        elif not why and self._generated:
             return Finding.not_applicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
-        if not self._training.finished:
-            return Finding.not_checked("F7", "training ended before the trainer generated anything")
-        if getattr(self._trainer, "reward_funcs", None):
-            return Finding.not_checked("F7", "the trainer's model generated nothing: something else draws")
-        return Finding.not_applicable("F7", "this trainer generates nothing")
+        elif not why and not self._training.finished:
+            why = "training ended before the trainer generated anything"
+        elif not why and getattr(self._trainer, "reward_funcs", None):
+            why = "the trainer's model generated nothing: something else draws"
+        return Finding.not_checked("F7", why) if why else Finding.not_applicable("F7", "this trainer generates nothing")
 
 
 def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
     """Return the shortest prompt and the longest that fits the model: in one batch, one of them is padded.
 
     Where those that are trained on have one length in tokens, another of the dataset stands for the longest. Of a
-    trainer that generates for one prompt at a time, the longest alone.
+    trainer that generates for one prompt at a time, the longest alone. None where prompts are no plain texts.
     """
     trainer = training.trainer
     dataset = trainer.train_dataset
     if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return None
-    prompts = sorted((row["prompt"] for row in dataset), key=lambda prompt: len(str(prompt)))
-    plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
-    if not plain or not prompts or not prompts[0]:
+    own, others = ([row["prompt"] for row in rows] for rows in (dataset, prompted(training, _MANY)))
+    if tokenizer is None or not own or not all(map(_is_text, own + others)):
         return None
-    while tokenizer is not None and len(prompts) > 1 and not _fits(trainer.model, tokenizer, prompts[-1]):
-        prompts.pop()
+
+    def fitting(prompts: list[Any]) -> list[tuple[int, Any]]:
+        sizes = map(len, prompt_ids(trainer, prompts, tokenizer))
+        ordered = sorted(zip(sizes, prompts), key=lambda pair: pair[0])
+        return [pair for pair in ordered if _fits(trainer.model, tokenizer, pair[1])]
+
+    own = fitting(own) or own
     if cuts.generates_for_one(trainer.args):
-        return [prompts[-1]]
-    if tokenizer is not None:
-        (shortest, longest) = prompt_ids(trainer, [prompts[0], prompts[-1]], tokenizer)
-        others = [row["prompt"] for row in prompted(training, _MANY)] if len(shortest) == len(longest) else []
-        sizes = [
-            (len(ids), prompt) for ids, prompt in zip(prompt_ids(trainer, others, tokenizer) if others else (), others)
-        ]
-        longer = sorted((size, place) for place, (size, _) in enumerate(sizes) if size != len(shortest))
-        prompts += [sizes[place][1] for _, place in longer[:1] if _fits(trainer.model, tokenizer, sizes[place][1])]
-    return [prompts[0], prompts[-1]]
+        return [own[-1][1]]
+    (least, shortest), (most, longest) = own[0], own[-1]
+    if least == most:
+        longest = next((prompt for size, prompt in fitting(others) if size != least), longest)
+    return [shortest, longest]
 
 
 def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
@@ -179,16 +175,6 @@ def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
     return False
 
 
-def _tokenizer(training: Training) -> Any:
-    """Return the trainer's tokenizer, or, for a trainer that was given none, that of the model it loaded last."""
-    tokenizer = getattr(training.trainer, "processing_class", None)
-    if tokenizer is None and training.loads:
-        from transformers import AutoTokenizer
-
-        with contextlib.suppress(Exception):  # then nothing is judged by it, and the answer says so
-            return AutoTokenizer.from_pretrained(training.loads[-1].name)
-    return tokenizer
-
-
 def _is_text(prompt: Any) -> bool:
-    return isinstance(prompt, list) and all(isinstance(turn.get("content"), str) for turn in prompt)
+    turns = prompt if isinstance(prompt, list) else [{"content": prompt}]
+    return bool(prompt) and all(isinstance(turn.get("content"), str) for turn in turns)

@@ -7,8 +7,7 @@ from typing import Any
 
 from failurelab import failures
 from failurelab.failures import verdicts
-from failurelab.failures.loader import Stack
-from failurelab.failures.predicates import fields, fill
+from failurelab.failures.loader import Failure, Stack
 from failurelab_preflight.finding import Finding
 
 
@@ -30,9 +29,7 @@ def settle(
         mechanism: of the failure, where one alone is judged here.
         more: of the finding.
     """
-    failure = failures.get(id)
-    own = tuple(each for each in failure.mechanisms if mechanism in ("", each.name))
-    failure = dataclasses.replace(failure, mechanisms=own)
+    failure = alone(id, mechanism)
     judged = verdicts.judge(failure, places, controls)
     if judged.verdict == verdicts.FOUND:
         return None
@@ -43,10 +40,16 @@ def settle(
     seen = {}
     for each in failure.mechanisms:
         planted = {**places[-1], **controls.get(each.control, {})}
-        alone = dataclasses.replace(failure, mechanisms=(each,))
-        if verdicts.judge(alone, [planted]).verdict == verdicts.FOUND:
-            seen[fill(each.says, dict.fromkeys(fields(each.says)) | planted)] = each.control
+        if verdicts.holds((*each.applies, *each.found), planted):
+            seen[verdicts.say(each, planted)] = each.control
     return Finding.held(id, evidence, "; ".join(f"with {name} planted, {said}" for said, name in seen.items()), **more)
+
+
+def alone(id: str, mechanism: str) -> Failure:
+    """Return a failure of the registry with one of its mechanisms; with all where none is named."""
+    failure = failures.get(id)
+    own = tuple(each for each in failure.mechanisms if mechanism in ("", each.name))
+    return dataclasses.replace(failure, mechanisms=own)
 
 
 def of_release(id: str) -> list[Stack]:

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import types
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,33 +32,28 @@ from failurelab.textbook.draws import pad_id
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.ranks import RanksApart, own_number
 from failurelab.textbook.recorder import MIXED
-from failurelab.textbook.rows import Ids
 from failurelab.textbook.suspects import NO_GRADIENT, NO_MASK
 from failurelab_preflight.finding import RELEASE, SCRIPT, Finding, Location, Quantity
 from failurelab_preflight.judges.ledger import find_maker, judge_ledger
 from failurelab_preflight.judges.logits import LOGITS_REPAIRED
 from failurelab_preflight.judges.replaced import Replaced, find_replaced
 from failurelab_preflight.judges.rows import prompt_ids, sample, tokenizer_of
-from failurelab_preflight.judges.settled import forgiven, of_release
+from failurelab_preflight.judges.settled import alone, forgiven, of_release, settle
 from failurelab_preflight.repairs import Arguments, Repair
 from failurelab_preflight.script_text import location
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training
 
-ENDS = (8, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
+ENDS = (8, 5, 3, 1, 6, 4, 2)  # of 8 tokens those before the end of each completion, in turn; the first stays cut
 # Of every second rank: it has half as many tokens as the others at most. One that divides by its own leaves a cosine of
 # 0.997 where two ranks have 16 and 19, and of 0.954 at 2 : 1.
 SHORT_ENDS = tuple(max(1, end // 3) for end in ENDS)
 _LEAST = 0.02  # that a weight near 0 is moved by, as an adapter's; others by their own size
 _NEAR, _FAR = 0.5, 5.0  # nats a token that the policy is moved: some ratios leave their bounds; a penalty is large
-_FEW, _ROWS = 64, 4096  # rows of the dataset whose prompts are measured; the second where those have one length
+_FEW, _ROWS = 64, 2048  # rows of a stream, and of a dataset, whose prompts are measured
 _MOST = 5e7  # parameters up to which the search for an explanation, some ten passes, is affordable on a CPU
 # The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
-_FAILURES = {
-    "rows of the prompt": "F3b",
-    "scores shifted by one": "F3b",
-    "temperature": "F15",
-}
+_FAILURES = {"rows of the prompt": "F3b", "scores shifted by one": "F3b", "temperature": "F15"}
 _CONTROLS = ("opposite sign", "scores shifted by one")  # which have to be seen, where a gradient holds
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
@@ -66,7 +61,7 @@ CUT_AWAY = (  # options that the cut training lacks, with which the gradient may
     "fp16", "parallelism_config", "sync_ref_model", "torch_compile", "use_liger_kernel", "use_liger_loss",
     "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm",
 )  # fmt: skip
-_OF_GENERATION, _ACCUMULATION = "divided by the tokens of the generation", "accumulation"
+_OF_GENERATION, _ACCUMULATION = _SIZES = "divided by the tokens of the generation", "accumulation"
 _CANCELS = "the direction is right, and AdamW cancels a constant size, but for clipping by max_grad_norm"
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
@@ -74,10 +69,9 @@ _REPAIRS = {
     "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
     MIXED: "Let each prompt come num_generations times in a row, as trl's own sampler does; trl 0.15 repeats nothing "
     "of an IterableDataset: Dataset.from_list(list(rows)) is repeated.",
+    _ACCUMULATION: "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step.",
     NO_MASK: "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
 }
-_WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
-_BATCH = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 8}  # as transformers has them by default
 _LIBRARIES = ("trl", "transformers", "builtins")
 _MAKE_ADVANTAGES = ("_generate_and_score_completions", "_prepare_inputs")  # the second in trl 0.15
 _LEFT_OVER = 1e-2  # of the largest weight: what has no sign
@@ -89,6 +83,25 @@ _FLAT = (
     "A loss without a gradient often compares log-probs with themselves: of exp(logps - old_logps) the old ones need "
     ".detach(). "
 )
+
+
+class OwnMethod(NamedTuple):
+    """A method of a class of the script's own that is in the place of the library's."""
+
+    kind: type
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__}.{self.name}"
+
+
+def overridden(trainer: Any) -> list[OwnMethod]:
+    """Return the methods that classes of the script's own override."""
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
+    methods = [
+        OwnMethod(kind, name) for kind in kinds for name, value in vars(kind).items() if inspect.isfunction(value)
+    ]
+    return [method for method in methods if method.name != "__init__"]
 
 
 class StepJudge(TrainerCallback):
@@ -133,10 +146,10 @@ class StepJudge(TrainerCallback):
     @property
     def _open(self) -> dict[str, str]:
         """The mechanisms of F21 that no step could show yet, and what was missing in the last one."""
-        failure, held, missing = failures.get("F21"), self._reports("HELD"), dict[str, str]()
-        for mechanism in failure.mechanisms:
-            alone = dataclasses.replace(failure, mechanisms=(mechanism,))
-            judged = [verdicts.judge(alone, [self._figures(report)], report.planted) for report in held]
+        held, missing = self._reports("HELD"), dict[str, str]()
+        for mechanism in failures.get("F21").mechanisms:
+            one = alone("F21", mechanism.name)
+            judged = [verdicts.judge(one, [self._figures(report)], report.planted) for report in held]
             if all(each.verdict == verdicts.NOT_CHECKED for each in judged):
                 missing[mechanism.name] = judged[-1].missing if judged else ""
         return missing
@@ -152,12 +165,10 @@ class StepJudge(TrainerCallback):
             return False
         with contextlib.suppress(Exception):  # prompts with images, or made by a loop of the script's own
             whole = trainer.train_dataset if self.training.dataset is None else self.training.dataset
-            for count in (_FEW, _ROWS) if hasattr(whole, "__len__") else (_FEW,):
-                rows = sample(self.training, count)
-                if len({len(ids) for ids in prompt_ids(trainer, [row["prompt"] for row in rows])}) > 1:
-                    return True
-                if len(rows) < count:  # all that there are
-                    return False
+            most = _ROWS if hasattr(whole, "__len__") else _FEW
+            rows = sample(self.training, most)
+            lengths = {len(ids) for ids in prompt_ids(trainer, [row["prompt"] for row in rows])}
+            return True if len(lengths) > 1 else False if len(rows) < most else None  # all that there are
         return None
 
     def _uses_again(self) -> bool:
@@ -171,7 +182,7 @@ class StepJudge(TrainerCallback):
         self._recorder = textbook.recorder_of(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
-        changed = not self._recorder.algorithm.is_paired and (_overridden(self.trainer) or self._find_replaced())
+        changed = not self._recorder.algorithm.is_paired and (self._own or self.replaced)
         if self._maker[0] or self._recorder.scores_itself or changed:
             self._ledger = textbook.Ledger(self.trainer)
             self._listening.callback(self._ledger.detach)
@@ -190,28 +201,14 @@ class StepJudge(TrainerCallback):
         end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
         if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return output
-        width = ids.shape[1]
+        width, order = ids.shape[1], SHORT_ENDS if own_number() % 2 else ENDS
         if not is_unseen():
             self._drawn_in.add(self.trainer.state.global_step)
-        prompts = [] if is_unseen() else ids.repeat_interleave(len(drawn) // len(ids), 0).tolist()
-        short = own_number() % 2
-        order = SHORT_ENDS if short else ENDS
-        ends = [order[row % len(order)] for row in range(len(drawn))]
-        if not self.training.small:
-            # Its own completions are kept, but where all have one length, or those of a prompt are one completion.
-            own = [tuple(whole[width:]) for whole in drawn.tolist()]
-            lengths = [_length(completion[width:], end) for completion in drawn]
-            of_prompt: dict[tuple[int, ...], set[Ids]] = {}
-            for prompt, completion in zip(map(tuple, prompts), own):
-                of_prompt.setdefault(prompt, set()).add(completion)
-            one = {prompt for prompt, each in of_prompt.items() if len(each) == 1}
-            alike = [len(set(lengths)) == 1 or prompt in one for prompt in map(tuple, prompts)] or [False] * len(own)
-            ends = [
-                length - 1 - row % 2 + (row % 4 == 2) if same else len(own[0])
-                for row, (length, same) in enumerate(zip(lengths, alike))
-            ]
-            ends = [int(row % 4 == 1) for row in range(len(drawn))] if short else ends
-        for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
+        most = max(ENDS[0], drawn.shape[1] - width)  # longer completions, as in a whole run, are ended later
+        for row, completion in enumerate(drawn[:, width:]):  # (tokens,)
+            place, own = most * order[row % len(order)] // ENDS[0], (completion == end).nonzero()
+            if len(own) and own[0] < place:  # short ones of one length end at several places too
+                place = place * (int(own[0]) + 1) // (most + 1)
             if place < len(completion):
                 completion[place], completion[place + 1 :] = end, end if pad is None else pad
         return output
@@ -276,16 +273,6 @@ class StepJudge(TrainerCallback):
         """Yield what the steps have shown."""
         if self._ledger is not None:
             yield from judge_ledger(self.training, self._ledger, *self._maker, self._where)
-        steps = self.trainer.state.global_step
-        if len(self._drawn_in) == 1 and steps > 2 and not self._uses_again() and _overridden(self.trainer):
-            yield Finding.suspected(
-                "F21",
-                f"completions are drawn in step {min(self._drawn_in) + 1} alone, and all {steps} steps train on them, "
-                f"as if the policy of each had drawn them.{self._where}",
-                "a script may mean to use them again: num_iterations does, with the ratios that it takes",
-                "Draw new completions in each step, and keep none of them for the next.",
-                part="rollouts",
-            )
         reason = textbook.no_textbook(self.trainer)
         if reason is None and not self.reports:
             reason = self._error or "no optimizer step was reached whose gradient could be seen"
@@ -300,15 +287,16 @@ class StepJudge(TrainerCallback):
             )
         if wrong := self._reports("FOUND"):
             yield from self._found(wrong[0])
-        elif held := self._reports("HELD"):
-            yield self._held(held)
-            yield from self._held_too(held[0], f"the gradient of step {held[0].step} is the textbook's: see F21")
-            yield from self._held_scale(held[0])
-        else:
+            return
+        if self._where:
+            self.training.notes.append(self._where.strip())
+        held = self._reports("HELD")
+        if not held:
             yield Finding.not_checked("F21", self.reports[0].reason)
-        if self.replaced and not self._reports("FOUND"):
-            theirs = ", ".join(map(str, self.replaced))
-            self.training.notes.append(f"in the place of the library's own the script puts {theirs}")
+            return
+        yield self._held(held)
+        if not _uses_liger(self.training):
+            yield from self._held_too(held[0])
 
     @property
     def tells_rows(self) -> bool:
@@ -317,141 +305,89 @@ class StepJudge(TrainerCallback):
         return last is not None and (last.verdict == "HELD" or _FAILURES.get(last.named or "") == "F3b")
 
     def _found(self, report: textbook.Comparison) -> Iterator[Finding]:
-        if self.missing():
-            why = "the gradient is wrong, for tensors have none: see F1 or F2, and ask again without that"
-            yield Finding.not_checked("F21", f"{why}. {report.reason}")
-            return
-        own = _overridden(self.trainer)
-        changed = bool(own or self.replaced)
-        if changed and not report.named and not self._maker[0] and not self._trains_ends:
+        named, changed = report.named or "", bool(self._own or self.replaced)
+        if changed and not named and not self._maker[0] and not self.missing():
             why = "the script changes the trainer, and no known mistake explains its gradient (see F21): the end of a "
             yield Finding.not_checked("F13", f"{why}completion may be left out of it")
-        apart = report.apart and dataclasses.replace(report.apart, size=1.0)
+        why = _reshaped(report, self._own)
+        if self.missing():
+            why = f"tensors have no gradient: see F1 or F2, and ask again without that. {report.reason}"
+        elif _uses_liger(self.training):
+            why = f"Liger's loss is cut away; without it, {report.reason}"
+        if why:
+            yield Finding.not_checked("F21", why)
+            return
+        direction = report.apart and dataclasses.replace(report.apart, size=1.0)
+        right = direction is not None and report.floor.holds(direction)
         # A size that Adam forgives is one where the direction is right, or wrong by the temperature alone.
-        aligned = apart is not None and (report.floor.holds(apart) or "temperature" in report.line)
-        failure, origin = self._failure(report.named or "", changed, aligned)
+        scaled = named in _SIZES and not changed and (right or "temperature" in report.line)
+        failure, origin = _failure(named, changed, scaled)
         as_asked = report.temperature == getattr(self.trainer.args, "temperature", None)  # else something else draws
         origin = "" if failure == "F15" and not as_asked and not changed else origin
-        if _uses_liger(self.training):
-            yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
-            return
-        if meant := _reshaped(report, own):
-            yield Finding.not_checked("F21", meant)
-            return
-        where = self._where
-        if self.replaced:
-            where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
-        repair, undo = self._repair(failure, report.named or "", own)
-        said = f"{f'{report.named}: ' if report.named else ''}step {report.step}: {report.reason}{where}"
-        scaled = report.named in (_OF_GENERATION, _ACCUMULATION) and aligned and not changed
-        cancels = self._cancels_size() and (scaled or (failure == "F15" and apart and report.floor.holds(apart)))
-        told = failure == "F15" or report.named == NO_MASK  # what the registry says of a release
-        why = _CANCELS if cancels else forgiven(failure) if told and origin == RELEASE else ""
+        forgives = self._cancels_size() and (scaled or (failure == "F15" and right))
+        told = origin == RELEASE and (failure == "F15" or named == NO_MASK)  # what the registry says of a release
+        why = _CANCELS if forgives else forgiven(failure) if told else ""
+        said = f"{f'{named}: ' if named else ''}step {report.step}: {report.reason}{self._where}"
         said = f"{said.removesuffix('.')}; {why}" if why else said
-        figures, place = _figures(report), self._place(own)
-        more: dict[str, Any] = {"origin": origin, "mild": bool(why), "figures": figures, "place": place}
-        if report.named == _ACCUMULATION and scaled and not why:
+        repair, undo = self._repair(failure, named)
+        if self.replaced:  # what the script itself has put there is looked at first
+            theirs = ", ".join(each.name for each in self.replaced)
+            repair = f"Take out what the script puts in the place of {theirs}, or correct it."
+        more: dict[str, Any] = {
+            "origin": origin,
+            "mild": bool(why),
+            "figures": _figures(report),
+            "place": self._place(),
+        }
+        if named == _ACCUMULATION and scaled and not why:
             why = "the release's own trainer adds batches up, and how much this optimizer minds is not known"
             yield Finding.suspected(failure, said, why, repair, undo=undo, **more)
         else:
             yield Finding(failure, said, repair, undo=undo, **more)
-        planted = [f"{name}: {apart}" for name, apart in report.controls.items() if report.sees(name)]
-        if failure == "F15" and planted and not any("padding" in line for line in report.not_shown):
-            evidence = f"but for the temperature the gradient of step {report.step} is the textbook's"
-            yield Finding.held("F21", evidence, "; ".join(planted))
 
-        if failure != "F15" and "temperature" in report.line:
-            said = f"step {report.step}: these scores lack the temperature too"
-            why, known = f"told alone once {failure} is repaired", not changed and as_asked and bool(forgiven("F15"))
-            yield Finding.suspected("F15", said, why, _REPAIRS["F15"], origin=RELEASE * known, mild=known)
+    @functools.cached_property
+    def _own(self) -> list[OwnMethod]:
+        return overridden(self.trainer)
 
-    @property
-    def _trains_ends(self) -> bool:
-        """Whether the end of each completion that was drawn to its end is among the tokens that are trained on."""
-        if self._ledger is None:
-            return False
-        tables = self._ledger.tables
-        last = {each.number: len(each.context) + len(each.tokens) - 1 for each in tables.draws if each.ended}
-        trained = [
-            (number, token.place)
-            for row, states in zip(tables.trained, tables.states)
-            for token, (state, number) in zip(row.tokens, states)
-            if state == textbook.balance.DRAWN
-        ]
-        ended = {(number, last[number]) for number, _ in trained if number in last}
-        return bool(ended) and ended <= set(trained)
+    @functools.cached_property
+    def replaced(self) -> list[Replaced]:
+        """The library's functions that the script has put others in the place of."""
+        return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     @property
     def _where(self) -> str:
-        """What the script's own classes override, as a sentence; "" where nothing."""
-        names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in _overridden(self.trainer))
-        return f" The script overrides {names}." if names else ""
+        """What the script overrides and replaces, as sentences; "" where nothing."""
+        names = ", ".join(map(str, self._own))
+        theirs = ", ".join(map(str, self.replaced))
+        put = f" In the place of the library's own the script puts {theirs}." if theirs else ""
+        return (f" The script overrides {names}." if names else "") + put
 
     def _cancels_size(self) -> bool:
         """Return whether the optimizer divides a gradient by its own mean size, as Adam and its kin do."""
         optimizer = self.trainer.optimizer
         return "adam" in type(getattr(optimizer, "optimizer", optimizer)).__name__.lower()
 
-    @functools.cached_property
-    def replaced(self) -> list[Replaced]:
-        """The library's functions that the script has put others in the place of."""
-        return self._find_replaced()
-
-    def _find_replaced(self) -> list[Replaced]:
-        return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
-
-    def _failure(self, named: str, changed: bool, aligned: bool) -> tuple[str, str]:
-        """Return the failure that a named mistake is, and what makes it, where that is known.
-
-        F20 is the libraries' own in some releases, and F21 elsewhere.
-
-        Args:
-            named: the mistake.
-            changed: whether the script changes the trainer, so that the mistake may be its own.
-            aligned: whether the direction is right but for the temperature.
-        """
-        adds = named == _ACCUMULATION and aligned and not changed
-        stacks = of_release("F20") if adds or named == _OF_GENERATION else []
-        if named == _ACCUMULATION:
-            stacks = [stack for stack in stacks if "transformers" in stack.versions]
-        failure = "F20" if stacks else _FAILURES.get(named, "F21")
-        asked = failure != "F21" or named == NO_MASK  # what the registry says of other mistakes is said of scripts
-        known = [stack for stack in of_release(failure) if stack.forgiven or not stack.only_own_code] if asked else []
-        return failure, SCRIPT if changed else RELEASE if adds or stacks or known else ""
-
-    def _repair(self, failure: str, named: str, own: Sequence["OwnMethod"]) -> tuple[str, Any]:
+    def _repair(self, failure: str, named: str) -> tuple[str, Repair | None]:
         """Return what to do, in words and as what undoes it."""
-        options = getattr(self.trainer.args, "generation_kwargs", None) or {}
-        if failure == "F15" and "temperature" in options:
-            drawn = f"{options['temperature']:g}"
-            words = f"Give the config temperature={drawn} and take it out of generation_kwargs."
-            return words, Arguments({"temperature": float(drawn)})
-        undos: dict[str, Repair] = {
-            "F3b": LOGITS_REPAIRED,
-            "F15": Arguments({"temperature": 1.0}),
-            "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
-        }
-        if not own and named == _ACCUMULATION:
-            given = self.training.arguments
-            accumulated, on_device = (given.get(name) or least for name, least in _BATCH.items())
-            whole = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": accumulated * on_device}
-            return _WITHOUT_ACCUMULATION, Arguments(whole)
-        words = _REPAIRS.get(failure) or _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE)
-        undo = undos.get(failure)
-        if failure == "F3b" and own:  # the versions may be innocent
-            words, undo = _OTHERWISE, None
-        if self.replaced:  # what the script itself has put there is looked at first
-            names = ", ".join(each.name for each in self.replaced)
-            words = f"Take out what the script puts in the place of {names}, or correct it."
-        return words, undo
+        if failure == "F15":
+            options = getattr(self.trainer.args, "generation_kwargs", None) or {}
+            drawn = float(options.get("temperature") or 1.0)
+            moved = f"Give the config temperature={drawn:g} and take it out of generation_kwargs."
+            return moved if "temperature" in options else _REPAIRS["F15"], Arguments({"temperature": drawn})
+        if failure == "F20" and named == _OF_GENERATION:
+            steps = self.training.arguments.get("gradient_accumulation_steps") or 1
+            return _REPAIRS["F20"], Arguments({"steps_per_generation": steps})
+        if failure == "F3b" and not self._own:  # else the versions may be innocent
+            return _REPAIRS["F3b"], LOGITS_REPAIRED
+        return _REPAIRS.get(named, _FLAT * (named == NO_GRADIENT) + _OTHERWISE), None
 
-    def _place(self, own: Sequence["OwnMethod"]) -> Location | None:
+    def _place(self) -> Location | None:
         """Return the line of the first method of the script's own that is in the place of the library's."""
-        if not own or self.training.source is None:
+        source = self.training.source
+        if not self._own or source is None:
             return None
-        code, source = _code(own[0]), self.training.source
-        text = source.text if code.co_filename == source.path else ""
-        return location(code.co_filename, code.co_firstlineno, text)
+        code = vars(self._own[0].kind)[self._own[0].name].__code__
+        return location(code.co_filename, code.co_firstlineno, source.text if code.co_filename == source.path else "")
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
@@ -461,6 +397,10 @@ class StepJudge(TrainerCallback):
             evidence += f". This does not show: {', '.join(hidden)}"
         if self._pads is False and not any(report.figures["prompts_padded"] for report in reports):
             evidence += "; no prompt is padded in this run: all have one length, or come alone"
+        steps = self.trainer.state.global_step
+        if len(self._drawn_in) == 1 and steps > 2 and not self._uses_again():
+            why = f"completions are drawn in step {min(self._drawn_in) + 1} alone, and all {steps} steps train on them"
+            return Finding.not_checked("F21", f"{why}, as if the policy of each had drawn them; {evidence}")
         if cut := cut_away(self.training):
             return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
         if missing := self._open:
@@ -469,39 +409,48 @@ class StepJudge(TrainerCallback):
         blind = [name for name in _CONTROLS if not first.sees(name)]
         if blind:
             return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
-        if own := _overridden(self.trainer):  # which may be what the author wants to change
-            names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
-            self.training.notes.append(f"{names}: overridden, and the gradient is the textbook's all the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
         return Finding.held("F21", evidence, "; ".join(planted), figures=_figures(first))
 
-    def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
+    def _held_too(self, report: textbook.Comparison) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
+        evidence = f"the gradient of step {report.step} is the textbook's: see F21"
         for failure, name in _PLANTED.items():
             if failure == "F15" and report.temperature is None:
                 yield Finding.not_checked("F15", f"{evidence}; at which temperature tokens are drawn was not seen")
-            elif report.sees(name) and not _uses_liger(self.training):
+            elif report.sees(name):
                 yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
-
-    def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:
-        """Yield F20, where the numbers that it depends on are not the same."""
         args = self.trainer.args
-        steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
-        scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
-        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.training):
-            evidence = f"the gradient of step {report.step} is the textbook's: see F21"
-            yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
+        accumulated = args.gradient_accumulation_steps
+        scaled = textbook.Apart(1.0, accumulated / (getattr(args, "steps_per_generation", None) or accumulated), 0.0)
+        controls = {"the loss scaled by the way that the batch is cut": report.floor.figures(scaled)}
+        figures = report.figures | {"step_size_cut": abs(scaled.size - 1)}
+        if settled := settle("F20", [figures], controls, evidence):
+            yield settled
+
+
+def _failure(named: str, changed: bool, scaled: bool) -> tuple[str, str]:
+    """Return the failure that a named mistake is, and what makes it, where that is known.
+
+    F20 is the libraries' own in some releases, and F21 elsewhere.
+
+    Args:
+        named: the mistake.
+        changed: whether the script changes the trainer, so that the mistake may be its own.
+        scaled: whether a trainer that is not changed is right but for a constant factor, and the temperature.
+    """
+    adds = named == _ACCUMULATION and scaled
+    known = of_release("F20") if adds or named == _OF_GENERATION else []
+    known = [stack for stack in known if not adds or "transformers" in stack.versions]
+    failure = "F20" if known else _FAILURES.get(named, "F21")
+    if failure in ("F3b", "F15") or named == NO_MASK:  # what the registry says of other mistakes is said of scripts
+        known = [stack for stack in of_release(failure) if stack.forgiven or not stack.only_own_code]
+    return failure, SCRIPT if changed else RELEASE if adds or known else ""
 
 
 def _figures(report: textbook.Comparison) -> tuple[Quantity, ...]:
     apart = report.apart
     return (Quantity("step_cosine", apart.cosine), Quantity("step_size", apart.size, "ratio")) if apart else ()
-
-
-def _length(completion: torch.Tensor, end: int) -> int:
-    """Return how many tokens a completion has, up to the first end; it is (tokens,)."""
-    ends = (completion == end).nonzero()
-    return int(ends[0]) + 1 if len(ends) else len(completion)
 
 
 def cut_away(training: Training) -> list[str]:
@@ -521,51 +470,22 @@ def _uses_liger(training: Training) -> bool:
     return bool(training.arguments.get("use_liger_loss") or training.arguments.get("use_liger_kernel"))
 
 
-class OwnMethod(NamedTuple):
-    """A method of a class of the script's own that is in the place of the library's."""
-
-    kind: type
-    name: str
-
-
-def _overridden(trainer: Any) -> list[OwnMethod]:
-    """Return the methods that classes of the script's own override."""
-    kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
-    return [
-        OwnMethod(kind, name)
-        for kind in kinds
-        for name, value in vars(kind).items()
-        if inspect.isfunction(value) and name != "__init__"
-    ]
-
-
-def _reshaped(report: textbook.Comparison, own: Sequence["OwnMethod"]) -> str:
-    """Return what the script makes of the trainer's advantages, where that may be meant; empty where it is not so.
+def _reshaped(report: textbook.Comparison, own: Sequence[OwnMethod]) -> str:
+    """Return what the script makes of the trainer's advantages, where that may be meant; "" where it is not so.
 
     Its own method makes them, as bounds and scaled penalties do, the gradient is the definition's with the new
     advantages, and their sign has stayed. A mistake in rows (another group's, another process's, a wrong sign) changes
     that.
     """
-    method = next((method for method in own if method.name in _MAKE_ADVANTAGES), None)
-    if method is None:
-        return ""
-    weights = report.weights
-    scale = max((abs(each.given) for each in weights), default=0.0)
-    if report.named or not scale or any(_turned(each.expected, each.given, _LEFT_OVER * scale) for each in weights):
-        return ""
-    most = max(weights, key=lambda weight: abs(weight.given - weight.expected))
-    return (
-        f"{method.kind.__name__}.{method.name} gives rows other advantages than the trainer's ({most.name}: "
-        f"{most.expected:+.2f} -> {most.given:+.2f}) and keeps their sign; with them the gradient is the "
-        "textbook's. Is that meant?"
+    makers = [str(method) for method in own if method.name in _MAKE_ADVANTAGES]
+    least = _LEFT_OVER * max((abs(each.given) for each in report.weights), default=0.0)
+    turned = (
+        abs(each.given) > least > math.copysign(each.expected, each.expected * each.given) for each in report.weights
     )
-
-
-def _turned(expected: float, given: float, least: float) -> bool:
-    """Return whether a weight has another sign than the right one, or one where there is none."""
-    return abs(given) > least and (expected * given < 0 or abs(expected) <= least)
-
-
-def _code(method: OwnMethod) -> types.CodeType:
-    code: types.CodeType = vars(method.kind)[method.name].__code__
-    return code
+    if not makers or report.named or not least or any(turned):
+        return ""
+    most = max(report.weights, key=lambda weight: abs(weight.given - weight.expected))
+    return (
+        f"{makers[0]} gives rows other advantages than the trainer's ({most.name}: {most.expected:+.2f} -> "
+        f"{most.given:+.2f}) and keeps their sign; with them the gradient is the textbook's. Is that meant?"
+    )

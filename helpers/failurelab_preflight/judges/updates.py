@@ -6,7 +6,6 @@ the share of elements that a step changes is computed on them; else on numbers s
 initializer_range says, and the evidence says so.
 """
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -18,109 +17,61 @@ from packaging.version import Version
 
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
-from failurelab.failures import figures
-from failurelab_preflight.finding import RELEASE, Finding
-from failurelab_preflight.judges.settled import forgiven, settle
+from failurelab_preflight.finding import Finding
+from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Arguments, Keyword, Repair, Statement
 from failurelab_preflight.training import Load, Training
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STEPPED = ("adam", "paged_adam", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
-_COPIES = ("apex", "anyprecision", "fused_apex")
+_COPIES = ("apex", "anyprecision")  # in whose names: they step float32 copies of the weights
 _ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
+_SLOWED = "the run is slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn"
+_KEEPS = "updates.to_float32(trainer.model) after the trainer is made keeps them in float32."
 
 
 def judge_updates(training: Training) -> Iterator[Finding]:
     """Tell a load in 16 bits whose weights a step of this learning rate leaves as they are."""
-    load, own = policy_load(training), own_optimizer(training)
-    trainer, rate = training.trainer, own[1].get("lr") if own else training.arguments.get("learning_rate")
+    load, model = policy_load(training), training.trainer.model
+    optimizer, rate, known = _optimizer(training)
     if load is None or not rate:
         return
-    rate = float(rate)
-    low = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
-    if has_adapter(trainer.model):
+    low = next((each.dtype for each in model.parameters() if each.requires_grad and each.dtype.itemsize < 4), None)
+    if has_adapter(model):
         yield _judge_adapter(training, load, rate, low)
         return
-    if load.dtype not in _LOW and low is not None:
-        load = dataclasses.replace(load, dtype=str(low).removeprefix("torch."))
-    if load.dtype not in _LOW:
-        yield from _by_share(training, load, rate, torch.float32, f"{load.name} is loaded in {load.dtype}")
-        return
-    optimizer = optimizer_name(training)
-    optimizer = f"{getattr(own[0], '__name__', own[0])} of the script" if own else optimizer
-    known, copies = optimizer.lower().startswith(_STEPPED), any(name in optimizer for name in _COPIES)
-    if own:  # one of another library may keep what the weights cannot
-        known = known and getattr(own[0], "__module__", "").startswith(("torch.", "bitsandbytes."))
-    if training.lacks:
-        why = (
-            f"loaded in {load.dtype}; DeepSpeed's configuration {training.lacks} is not there: with ZeRO the optimizer"
-        )
-        yield Finding.not_checked("F9", f"{why} would step float32 copies of the weights")
-        return
-    if training.zero_stage or copies:
-        yield Finding.not_applicable(
-            "F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights"
-        )
-        return
-    if training.arguments.get("fsdp") or not known:
-        yield Finding.not_checked(
-            "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
-        )
-        return
-    evidence = f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer}"
-    yield from _by_share(training, load, rate, _LOW[load.dtype], f"{evidence} steps these weights")
-
-
-def _by_share(training: Training, load: Load, rate: float, dtype: torch.dtype, loaded: str) -> Iterator[Finding]:
-    """Tell which share of the weights a step changes; where a part does, the run is slowed, and that is noted."""
-    share, of = _share(training, load, rate, dtype)
-    evidence = f"{loaded}: a step of {rate:g} changes {share:.1%} of {of}"
-    evidence += "; in float32 it changes all" * (dtype.itemsize < 4)
-    repair, undo = _in_float32(training, load)
-    if settled := settle_share(share, _share(training, load, rate / 1000, torch.bfloat16)[0], evidence):
-        if in_band(share):
-            yield settled
-        else:
-            why = "the run is slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn"
-            yield Finding.noted("F9", f"{evidence}; {why}", repair, mild=True)
+    dtype = _LOW.get(load.dtype, low or torch.float32)
+    evidence = f"{load.name} is loaded in {_name(dtype)}{' by the trainer' * load.by_trainer}, and {optimizer}"
+    if dtype.itemsize < 4 and (training.zero_stage or any(name in optimizer for name in _COPIES)):
+        yield Finding.not_applicable("F9", f"{evidence} steps float32 copies of the weights")
+    elif dtype.itemsize < 4 and (training.lacks or training.arguments.get("fsdp") or not known):
+        lacking = f", for DeepSpeed's configuration {training.lacks} is not there" * bool(training.lacks)
+        yield Finding.not_checked("F9", f"{evidence} makes steps of a size, and on weights, not known here{lacking}")
     else:
-        yield Finding("F9", evidence, repair, undo=undo)
+        share, of = _share(training, load, rate, dtype)
+        evidence += f": a step of {rate:g} changes {share:.1%} of {of}"
+        planted = _share(training, load, rate / 1000, torch.bfloat16)[0]
+        yield _judge_share(share, planted, evidence, *_in_float32(training, load))
 
 
-def in_band(share: float) -> bool:
-    """Return whether a share of elements that a step changes is a healthy one."""
-    healthy = figures.table()["elements_moved"].healthy
-    return healthy is not None and healthy.holds({"elements_moved": share}) is True
-
-
-def settle_share(share: float, planted: float, evidence: str) -> Finding | None:
-    """Return what is to be said of a share that a step changes, and of a step a thousandth as long in bfloat16."""
+def _judge_share(share: float, planted: float, evidence: str, repair: str, undo: Repair | None) -> Finding:
+    """Tell which share of elements a step changes; where a part does, the run is slowed, and that is noted."""
     measured = {"tensors_trainable": 1, "elements_moved": share}
-    return settle("F9", [measured], {"a step a thousandth as long": {"elements_moved": planted}}, evidence)
-
-
-def optimizer_name(training: Training) -> str:
-    """Return the name of the optimizer that the arguments ask for."""
-    optimizer = training.arguments.get("optim") or "adamw_torch"
-    return str(getattr(optimizer, "value", optimizer))
-
-
-def own_optimizer(training: Training) -> tuple[Any, dict[str, Any]] | None:
-    """Return the class of an optimizer that the script gives the trainer, and its options; None where it gives none."""
-    optimizer = (training.keywords.get("optimizers") or (None,))[0]
-    if optimizer is None:
-        return training.keywords.get("optimizer_cls_and_kwargs")
-    rates = [group.get("initial_lr", group["lr"]) for group in getattr(optimizer, "param_groups", ())]
-    rate = max(rates, default=training.arguments.get("learning_rate"))
-    return type(optimizer), {**getattr(optimizer, "defaults", {}), "lr": rate}
+    controls = {"a step a thousandth as long": {"elements_moved": planted}}
+    if (settled := settle("F9", [measured], controls, evidence)) is None and undo is not None:
+        return Finding("F9", f"{evidence}; in float32 it changes all", repair, undo=undo)
+    if settled is None or share < updates.WHOLE:
+        return Finding.noted("F9", f"{evidence}; {_SLOWED}", repair, mild=True)
+    return settled
 
 
 def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
-    """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
+    """Tell an adapter that is trained in 16 bits, as trl makes those of a quantized model; in `dtype`, if not None.
 
-    `dtype` is of what is trained in less than float32; None where nothing is.
+    What a step changes is told of A; of B, which begins at zero, a step changes fewer numbers as they grow.
     """
-    copies = sum(tensor.requires_grad for _, tensor in _copies(training.trainer.model))
+    named = training.trainer.model.named_parameters()
+    copies = sum(tensor.requires_grad for name, tensor in named if ".modules_to_save." in name)
     if dtype is None and copies and not training.zero_stage and load.dtype in _LOW:
         why = f"modules_to_save trains {copies} tensor(s) of the base in full, in {load.dtype}, not looked at"
         return Finding.not_checked("F9", why)
@@ -129,23 +80,34 @@ def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dty
     width = int(getattr(load.config, "hidden_size", None) or 1024)
     a = (2 * torch.rand(1 << 16, generator=torch.Generator().manual_seed(0), device="cpu") - 1) / width**0.5
     share = updates.expected_share(a, rate, dtype=dtype)
-    name = str(dtype).removeprefix("torch.")
-    evidence = f"the adapter is trained in {name}, where a step of {rate:g} changes {share:.1%} of A's numbers"
-    settled = settle_share(share, updates.expected_share(a, rate / 1000, dtype=torch.bfloat16), evidence)
-    if settled and in_band(share):
-        return settled
-    repair = "updates.to_float32(trainer.model) after the trainer is made keeps them in float32"
-    slows = f"{evidence}, and of B's, which begin at zero, fewer as they grow"
-    release = {"origin": RELEASE, "mild": True} if load.bits and forgiven("F9") else {}  # as trl makes them
-    if settled is None:
-        why = "B's first steps arrive; when they no longer do, a run tells"
-        return Finding.suspected("F9", slows, why, repair, **release)
-    return Finding.not_checked("F9", f"{slows}. A long run slows down; how much, a run tells. {repair}")
+    evidence = f"the adapter is trained in {_name(dtype)}, where a step of {rate:g} changes {share:.1%} of A's numbers"
+    return _judge_share(share, updates.expected_share(a, rate / 1000, dtype=torch.bfloat16), evidence, _KEEPS, None)
 
 
-def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that PEFT trains as full copies beside an adapter, by `modules_to_save`."""
-    return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def optimizer_name(training: Training) -> str:
+    """Return the name of the optimizer that the arguments ask for."""
+    optimizer = training.arguments.get("optim") or "adamw_torch"
+    return str(getattr(optimizer, "value", optimizer))
+
+
+def _optimizer(training: Training) -> tuple[str, float, bool]:
+    """Return what steps the weights, its highest rate, and whether a first step of it is known to be that large."""
+    rate, optimizer = training.arguments.get("learning_rate"), (training.keywords.get("optimizers") or (None,))[0]
+    given: tuple[Any, dict[str, Any]] = training.keywords.get("optimizer_cls_and_kwargs") or (None, {})
+    kind, options = given
+    if optimizer is not None:
+        rates = [group.get("initial_lr", group["lr"]) for group in getattr(optimizer, "param_groups", ())]
+        kind, options = type(optimizer), {"lr": max(rates, default=rate)}
+    if kind is None:
+        name = optimizer_name(training)
+        return name, float(rate or 0), name.lower().startswith(_STEPPED)
+    own = getattr(kind, "__name__", str(kind))
+    theirs = getattr(kind, "__module__", "").startswith(("torch.", "bitsandbytes."))  # another may keep what is lost
+    return f"{own} of the script", float(options.get("lr") or 0), theirs and own.lower().startswith(_STEPPED)
 
 
 def policy_load(training: Training) -> Load | None:
@@ -163,8 +125,7 @@ def _share(training: Training, load: Load, rate: float, dtype: torch.dtype) -> t
     if load.small:
         tensors, what = list(_parts(_stored(load.name))), f"a sample of {what}"
     else:
-        named = _copies(model) if has_adapter(model) else model.named_parameters()
-        tensors = list(_parts((name, weight) for name, weight in named if weight.requires_grad))
+        tensors = list(_parts((name, each) for name, each in model.named_parameters() if each.requires_grad))
     if not tensors:
         spread = float(getattr(load.config, "initializer_range", None) or 0.02)
         numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
@@ -202,14 +163,14 @@ def _in_float32(training: Training, load: Load) -> tuple[str, Repair]:
     """Return how the load is told to be in float32; a cast that came after the load is undone before training."""
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
     name = "dtype" if new else "torch_dtype"
-    at = next((index for index, candidate in enumerate(training.loads) if candidate is load), None)
     how = f"Load the model with {name}=torch.float32"
-    undo: Repair = Keyword("load", name, '"float32"', index=at or 0)
+    undo: Repair = Statement("{trainer}.model.float()")
     if load.by_trainer:
         how = f'Set model_init_kwargs={{"{name}": "float32"}}'
         options = training.arguments.get("model_init_kwargs") or {}
         options = json.loads(options) if isinstance(options, str) else options
         undo = Arguments({"model_init_kwargs": {**options, name: "float32"}})
-    if at is None:
-        undo = Statement("{trainer}.model.float()")
+    elif load.dtype in _LOW:
+        index = next(at for at, each in enumerate(training.loads) if each is load)
+        undo = Keyword("load", name, '"float32"', index=index)
     return f"{how}; bf16=True computes in bfloat16 all the same.", undo
