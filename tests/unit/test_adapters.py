@@ -52,13 +52,13 @@ def state(model):
         ("switched off", None),
         ("one adapter", True),
         ("two adapters", True),
-        ("modules to save", False),
+        ("saved", False),
     ],
 )
 def test_the_new_adapter_learns_and_the_function_stays(model, before, reentrant):
     """In every state the model may come in, and whether checkpointing is asked for here or switched on later."""
     if before != "plain":
-        model = with_adapter(model, **({"modules_to_save": ["lm_head"]} if before == "modules to save" else {}))
+        model = with_adapter(model, **({"modules_to_save": ["lm_head"]} if before == "saved" else {}))
     if before == "two adapters":
         model.add_adapter("second", lora_config(target_modules=["k_proj"]))
         model.set_adapter("second")
@@ -223,7 +223,7 @@ def prompt_tuned(model):
         (
             without_wrapper,
             lora_config(),
-            r"no PEFT wrapper that could merge them, such as at model.layers.0.self_attn.q_proj",
+            r"no PEFT wrapper that could merge them, such as at model.layers.0",
         ),
         (begun, lora_config(), r"training of this model has begun \(.*lora_.* has a gradient\).*before the trainer"),
         (prepared, lora_config(), "a trainer has prepared it"),
