@@ -11,8 +11,8 @@ meant for your own script stands behind the module's name:
                 logits: keep_argument, repair
     textbook    one optimizer step beside GRPO's definition: compare, compare_step, expected_gradient, GRPO, Definition,
                 Options
-    mismatch    is the engine that generates the policy that is trained: compare, read_log, never_synced,
-                importance_weights, effective_sample_size
+    mismatch    is the engine that generates the policy that is trained: compare, read_log, importance_weights,
+                effective_sample_size
     placement   on which device each tensor lies, and where it should: check, local_device_map
     updates     which share of the weights a step can change, or rounds to nothing: expected_share, shares, grade,
                 to_float32

@@ -6,23 +6,17 @@ wrapper. So LoRA with reentrant checkpointing ends in "element 0 of tensors does
 is trainable outside the checkpointed layers. An adapter put on top of another one of the same name replaces it and
 begins at zero, so that what the first had learned is lost.
 
-Every error in the request is found before the model is touched: PEFT itself rehearses the wrap on a copy of the
-model's architecture that holds no numbers.
-
 Sources: TRL #3150, #3089; peft `get_peft_model`, `prepare_model_for_kbit_training`.
 """
 
 import copy
-import os
 import warnings
 from typing import Any
 
-import torch
 from torch import nn
 
 from failurelab._checkpointing import enable_checkpointing
-from failurelab._inputs import input_embeddings, require_input_grads
-from failurelab._text import first_line
+from failurelab._inputs import require_input_grads
 
 
 class AdapterError(ValueError):
@@ -47,8 +41,8 @@ def prepare_peft(
         gradient_checkpointing_kwargs: such as `{"use_reentrant": False}`, or `{}`; None leaves checkpointing as it is.
 
     Raises:
-        AdapterError: target modules that match nothing, a model wrapped twice, a model whose training has begun,
-            adapters of different base models, and whatever else PEFT refuses; the model is as it was.
+        AdapterError: a model wrapped twice, one whose training has begun, 4-bit weights that an evaluation has packed;
+            the model is as it was. What PEFT refuses it says itself, after adapters were merged.
         GradientError: the model has no input embeddings.
     """
     import peft
@@ -62,8 +56,6 @@ def prepare_peft(
     _check_wrapped_once(model)
     _check_not_packed(model)
     base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-    _check_same_base(model, base, peft_config)
-    _rehearse(base, peft_config, gradient_checkpointing_kwargs)
     if isinstance(model, peft.PeftModel):
         base = _merge(model)
     if is_quantized(base):
@@ -143,62 +135,6 @@ def _check_wrapped_once(model: nn.Module) -> None:
                 f"this model is wrapped twice: the adapter layer {name} has another one as its base. Next: load the "
                 "base model anew, and merge one adapter before the next is put on."
             )
-
-
-def _check_same_base(model: nn.Module, base: nn.Module, peft_config: Any) -> None:
-    """Adapters are differences to one base model: added to another they mean nothing."""
-    names = {name: config.base_model_name_or_path for name, config in getattr(model, "peft_config", {}).items()}
-    names["the new one"] = peft_config.base_model_name_or_path
-    own = getattr(base, "name_or_path", "") or ""
-    for name, path in names.items():
-        if path and own and _resolved(path) != _resolved(own):
-            raise AdapterError(
-                f"adapter {name!r} belongs to another base model: it names {path!r}, and this model is {own!r}. An "
-                "adapter is a difference to its own base. Next: load that base model, or correct "
-                "peft_config.base_model_name_or_path if it is the same under another name."
-            )
-
-
-def _resolved(path: str) -> str:
-    return os.path.realpath(path) if os.path.exists(path) else path.rstrip("/")
-
-
-def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] | None) -> None:
-    """Let PEFT wrap the same architecture without weights, so that its refusal comes before anything is changed."""
-    import peft
-
-    if checkpointing is not None and not getattr(base, "supports_gradient_checkpointing", False):
-        raise AdapterError(
-            f"{type(base).__name__} does not support gradient checkpointing, and gradient_checkpointing_kwargs asks "
-            "for it. Next: leave them out."
-        )
-    input_embeddings(base)
-    config, rehearsed = copy.deepcopy(base.config), copy.deepcopy(peft_config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    if hasattr(rehearsed, "init_lora_weights"):
-        rehearsed.init_lora_weights = False  # some ways to begin compute with the weights, which are not there
-    with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            twin = type(base)(config)
-        except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
-            return  # a class that its config alone does not make: PEFT then speaks for itself
-        try:
-            wrapped = peft.get_peft_model(twin, rehearsed)
-        except Exception as error:  # whatever PEFT refuses, in whatever release: passed on, with what to do
-            linear = (name for name, module in twin.named_modules() if type(module) is nn.Linear)
-            layers = sorted({name.rpartition(".")[2] for name in linear})
-            step = f"name some of its linear layers in target_modules ({', '.join(layers)}), or 'all-linear'"
-            raise AdapterError(
-                f"PEFT refuses this config for {type(base).__name__}: {first_line(error).removesuffix('.')}. "
-                f"Next: {step if 'target' in str(error).lower() else 'correct the config'}."
-            ) from error
-    if not any(parameter.requires_grad for parameter in wrapped.parameters()):
-        raise AdapterError(
-            f"with this {type(peft_config).__name__} nothing of {type(base).__name__} would be trainable "
-            f"(inference_mode={peft_config.inference_mode}). Next: inference_mode=False in the config."
-        )
 
 
 def _merge(model: Any) -> Any:

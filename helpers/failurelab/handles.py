@@ -178,33 +178,20 @@ def listen_to(functions: list[Any], after: Callable[..., None]) -> Handle:
 
     Modules, such as a reward model, stay as they are. Attributes of an object that is called stay its own, so that its
     methods can be called. Coroutine functions are awaited. A result that can be read only once, such as a generator, is
-    read by the caller alone; `after` is told when the caller has read all of it.
+    read here, and the caller gets a list of its values.
 
     Args:
         functions: replaced in place.
         after: is given, after each call, the place in the list, the arguments, the keyword arguments and what the
-            function has returned; a list of the values where these can be read once.
+            function has returned.
     """
     own, active = list(functions), True
 
-    def tell(*told: Any) -> None:
-        if active:  # another wrapper may lie on top of ours when it is taken back
-            after(*told)
-
     def pass_on(result: Any, *told: Any) -> Any:
-        """Tell of a result, and return it; one that can be read once is told of while the caller reads it."""
-        if not isinstance(result, Iterator):
-            tell(*told, result)
-            return result
-
-        def read() -> Iterator[Any]:
-            values = []
-            for value in result:
-                values.append(value)
-                yield value
-            tell(*told, values)
-
-        return read()
+        result = list(result) if isinstance(result, Iterator) else result
+        if active:  # another wrapper may lie on top of ours when it is taken back
+            after(*told, result)
+        return result
 
     def listened(index: int, function: Callable[..., Any]) -> Callable[..., Any]:
         if is_async(function):

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from packaging.version import Version
 from torch import nn
 
 from failurelab.errors import FailureLabError
@@ -41,7 +40,6 @@ __all__ = [
     "compares_pairs",
     "effective_sample_size",
     "importance_weights",
-    "never_synced",
     "other_weights",
     "read_log",
     "scoring_temperature",
@@ -248,28 +246,6 @@ def read_log(rows: Iterable[Mapping[str, Any]]) -> LoggedGap | None:
     count = min(3, max(1, len(found) // 2))  # a single batch is noisy
     gaps = [gap for _, gap in found]
     return LoggedGap(min(gaps[:count]), statistics.fmean(gaps[-count:]), (found[0][0], found[-1][0]))
-
-
-def never_synced(options: Mapping[str, Any], trl: str) -> str:
-    """Return why, with these options, vLLM generates with other weights than are trained; empty if none is known.
-
-    Args:
-        options: of GRPOConfig, by name, such as `vars(args)`.
-        trl: its release.
-    """
-    if not (options.get("use_vllm") and options.get("vllm_enable_sleep_mode")):
-        return ""
-    if options.get("vllm_mode") == "server" or not Version("0.26") <= Version(trl) < Version("1.10"):
-        return ""
-    when = (
-        "whenever it wakes up: after the trained weights were sent to it"
-        if Version(trl) >= Version("0.28")
-        else "for every batch of rollouts but the first after an optimizer step"
-    )
-    return (
-        f"with vllm_enable_sleep_mode=True trl {trl} lets vLLM load the first checkpoint again {when} (TRL #5312, "
-        "mended in 1.10.0). Next: trl 1.10.0 or later, or vllm_enable_sleep_mode=False"
-    )
 
 
 def compares_pairs(options: Mapping[str, Any]) -> bool:

@@ -24,14 +24,14 @@ TODAY = (
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards ledger logits "
-    "logits_guard logits_repair mismatch models no_gpu placement plants preflight_batch preflight_between "
+    "logits_guard mismatch models no_gpu placement plants preflight_batch preflight_between "
     "preflight_more preflight_releases preflight_reward preflight_script preflight_step preflight_tokens rewards "
     "rollouts second_device step_guard textbook textbook_algorithms textbook_engines trainers updates"
 )
 RUNS = {
     "trl-0.14": OLDEST,
     # Its transformers are newer: the name of an argument that is swallowed, and no garbage rollouts.
-    "trl-0.14-tf-4.52": "alignment logits_guard logits_repair rollouts",
+    "trl-0.14-tf-4.52": "alignment logits_guard rollouts",
     # Its trl alone is newer: what trains, how a batch is counted, and the engine that is handed over. DeepSpeed is the
     # oldest stack's, where lab 09 is proved with it; preflight_step compares a step of its trainer with the textbook.
     "trl-0.15": "logits_guard preflight_batch preflight_more preflight_step textbook_algorithms trainers zero3",

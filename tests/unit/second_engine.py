@@ -28,7 +28,7 @@ class SecondEngine:
         behind: so many optimizer steps its weights are old; `math.inf` if none are ever sent.
         temperature: of the sampling; None for the trainer's.
         shift: positions by which its log-probabilities are moved.
-        answer: `whole`, or one of `short`, `none` and `nothing`: what is wrong with the log-probabilities.
+        answer: `whole`, or `none`: without log-probabilities.
     """
 
     def __init__(
@@ -69,16 +69,7 @@ class SecondEngine:
         )
         if self.shift:
             scores = [row[-self.shift :] + row[: -self.shift] for row in scores]
-        return {"prompt_ids": asked, "completion_ids": ids, "logprobs": self._spoil(scores)}
-
-    def _spoil(self, scores: list[list[float]]) -> Any:
-        if self.answer == "short":
-            return [score[:-1] if len(score) > 1 else score for score in scores]
-        if self.answer == "none":
-            return None
-        if self.answer == "nothing":
-            raise ConnectionError("the server at port 8000 is gone")
-        return scores
+        return {"prompt_ids": asked, "completion_ids": ids, "logprobs": scores if self.answer == "whole" else None}
 
 
 def draw(

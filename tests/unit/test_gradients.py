@@ -18,7 +18,6 @@ from small import checkpoint, lora, qwen2
 from failurelab import gradients, guards
 from failurelab._checkpointing import option_name
 from failurelab.handles import HandleError, listen_to, wrap_method
-from failurelab_course.experiments.observe import count_warnings
 
 WARNING = "None of the inputs have requires_grad=True"
 NAME = option_name()
@@ -44,36 +43,24 @@ def backward(model) -> gradients.GradientReport:
     return watched.report()
 
 
-def test_frozen_embeddings_train_the_last_norm_only(cut_off):
-    """The silent face: 24 of 25 trainable tensors have no gradient, nothing is raised, and a filter only hides it."""
-    with count_warnings(WARNING) as seen:
-        report = backward(cut_off)
-    assert seen.count > 0 and not report.learns
-    assert (len(report.trainable), len(report.without_gradient)) == (25, 24)
-    assert set(report.trainable) - set(report.without_gradient) == {"model.norm.weight"}
-    text = str(report)
-    assert text.startswith("24 of 25 trainable tensors have no gradient: model.layers.0.self_attn.q_proj.weight")
-    assert "and 21 more" in text and "require_input_grads" in text and "use_reentrant" in text
-
-
 @pytest.mark.parametrize(
     ("trl", "said", "unsaid"),
     [
-        ("0.21.0", [f"or {NAME}_kwargs", "rollouts.repair"], ["alone"]),
-        ("0.22.2", ["False} alone does not last", "enable_input_require_grads"], [f"or {NAME}", "rollouts.repair"]),
-        ("0.26.2", ["False} alone does not last"], [f"or {NAME}_kwargs", "rollouts.repair"]),
-        ("0.27.0", [f"or {NAME}_kwargs"], ["alone", "rollouts.repair"]),
-        ("", [f"or {NAME}_kwargs"], ["alone", "rollouts.repair"]),
+        ("0.21.0", [f"or {NAME}_kwargs", "rollouts.repair"], "alone"),
+        ("0.22.2", ["False} alone does not last", "enable_input_require_grads"], "rollouts.repair"),
+        ("0.27.0", [f"or {NAME}_kwargs"], "rollouts.repair"),
     ],
 )
-def test_the_advice_is_what_heals_in_the_installed_trl(cut_off, monkeypatch, trl, said, unsaid):
-    """From 0.22 to 0.25 trl loses the arguments at the first generation; before 0.22 rollouts need a repair as well."""
-    spec, version = importlib.util.find_spec, importlib.metadata.version
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: bool(trl) if name == "trl" else spec(name))
+def test_frozen_embeddings_train_the_last_norm_only(cut_off, monkeypatch, trl, said, unsaid):
+    """The silent face, and what heals in a release: from 0.22 to 0.25 trl loses the arguments at a generation."""
+    version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: trl if name == "trl" else version(name))
-    text = str(backward(cut_off))
-    assert all(part in text for part in said) and not any(part in text for part in unsaid)
-    assert "require_input_grads" in text
+    report = backward(cut_off)
+    assert (len(report.trainable), len(report.without_gradient), report.learns) == (25, 24, False)
+    assert set(report.trainable) - set(report.without_gradient) == {"model.norm.weight"}
+    text = str(report)
+    assert "and 21 more" in text and "require_input_grads" in text
+    assert all(part in text for part in said) and unsaid not in text
 
 
 def copies(parameters):
@@ -97,15 +84,15 @@ def test_what_an_optimizer_does_not_hold_is_named(model, held, left_out):
 @pytest.mark.parametrize("when", ["before the wrap", "after the wrap"])
 def test_the_repair_heals_lora(model, when):
     """Every adapter tensor has a gradient; those of A are zero at the start, which is no fault."""
-    handle = gradients.require_input_grads(model) if when == "before the wrap" else None
+    if when == "before the wrap":
+        gradients.require_input_grads(model)
     model = lora(model)
-    handle = handle or gradients.require_input_grads(model)
+    if when == "after the wrap":
+        gradients.require_input_grads(model)
     checkpoint(model, reentrant=True)
     report = backward(model)
-    assert report.learns and len(report.trainable) == 8
+    assert report.learns and len(report.trainable) == 8 and "All zero in 4" in str(report)
     assert len(report.zero_gradient) == 4 and all("lora_A" in name for name in report.zero_gradient)
-    assert "all 8 trainable tensors have a gradient" in str(report) and "All zero in 4" in str(report)
-    handle.remove()
 
 
 def test_the_repair_heals_frozen_embeddings_and_keeps_the_numbers(cut_off):
@@ -118,13 +105,6 @@ def test_the_repair_heals_frozen_embeddings_and_keeps_the_numbers(cut_off):
         found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
     assert len(found[0]) == 25
     torch.testing.assert_close(*found)
-
-
-def test_a_report_names_another_cause_where_checkpointing_is_off(model):
-    model.add_module("unused", torch.nn.Linear(2, 2))
-    report = backward(model)
-    assert report.without_gradient == ("unused.weight", "unused.bias")
-    assert "detaches" in str(report) and "require_input_grads" not in str(report)
 
 
 def hooks(model) -> int:
@@ -150,24 +130,11 @@ def test_the_repair_is_idempotent_also_through_the_peft_wrapper(model):
 def test_a_handle_is_removed_once_by_hand_or_at_the_end_of_a_block(model):
     """Removed inside the block, it is not removed again. Two owners are a mistake that shows later; so it shows now."""
     with gradients.require_input_grads(model) as handle:
-        assert handle.active and repr(handle).endswith(": active>") and hooks(model) == 1
+        assert handle.active and hooks(model) == 1
         handle.remove()
-    assert not handle.active and repr(handle).endswith(": removed>") and hooks(model) == 0
-    with pytest.raises(HandleError, match=r"removed already.*Next: remove a handle in one place only"):
+    assert not handle.active and hooks(model) == 0
+    with pytest.raises(HandleError, match="removed already"):
         handle.remove()
-
-
-def test_the_repair_and_transformers_own_hook_leave_each_other_alone(model):
-    model.enable_input_require_grads()
-    handle = gradients.require_input_grads(model)
-    assert hooks(model) == 2
-    model.disable_input_require_grads()
-    assert hooks(model) == 1
-    model.enable_input_require_grads()
-    handle.remove()
-    assert hooks(model) == 1
-    model.disable_input_require_grads()
-    assert hooks(model) == 0
 
 
 def test_passes_without_gradients_are_left_alone(cut_off):
@@ -179,14 +146,16 @@ def test_passes_without_gradients_are_left_alone(cut_off):
     assert embeddings(ids).requires_grad
 
 
-def test_a_model_without_input_embeddings_is_an_error():
-    with pytest.raises(gradients.GradientError, match=r"Linear has no input embeddings.*use_reentrant"):
-        gradients.require_input_grads(torch.nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize("ask", [gradients.watch, gradients.snapshot])
-def test_a_model_with_nothing_trainable_is_an_error(model, ask):
-    with pytest.raises(gradients.GradientError, match=r"nothing is trainable in this Qwen2ForCausalLM: all 26.*Next"):
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (gradients.watch, "nothing is trainable in this Qwen2ForCausalLM: all 26"),
+        (gradients.snapshot, "nothing is trainable"),
+        (lambda _: gradients.require_input_grads(torch.nn.Linear(2, 2)), "Linear has no input embeddings"),
+    ],
+)
+def test_a_question_without_an_answer_is_an_error(model, ask, message):
+    with pytest.raises(gradients.GradientError, match=message):
         ask(model.requires_grad_(False))
 
 
@@ -245,80 +214,35 @@ class Thing:
     def say(self, word):
         return f"{self.name}:{word}"
 
+    def __call__(self, word):
+        return f"called:{word}"
+
+
+class Around:
+    """Asks what it wraps for what it has not, as wrappers of models do."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "thing":
+            raise AttributeError(name)
+        return getattr(self.thing, name)
+
+
+def of_class(held):
+    return type("Replaced", (Thing,), {"say": held})("a")
+
+
+def with_own(make):
+    """Return a thing whose own attribute takes the place of its method."""
+    thing = Thing("a")
+    thing.say = make(thing)
+    return thing
+
 
 def shout(method, *args, **kwargs):
     return method(*args, **kwargs) + "!"
-
-
-def ask(method, *args, **kwargs):
-    return method(*args, **kwargs) + "?"
-
-
-def test_wraps_are_removed_in_any_order():
-    for first, left in ((0, "a:hi?"), (1, "a:hi!")):
-        thing = Thing("a")
-        handles = [wrap_method(thing, "say", shout, "shout"), wrap_method(thing, "say", ask, "ask")]
-        assert thing.say("hi") == "a:hi!?"
-        handles[first].remove()
-        assert thing.say("hi") == left
-        handles[1 - first].remove()
-        assert thing.say("hi") == "a:hi"
-
-
-@pytest.mark.parametrize("around, answer", [([shout], "hi!"), ([shout, ask], "hi!?")])
-def test_a_wrap_of_a_copy_calls_the_copy(around, answer):
-    """A reference model is a deep copy of the policy: it must not generate with the policy's weights."""
-    thing = Thing("a")
-    handles = [wrap_method(thing, "say", each, "more") for each in around]
-    twin = copy.deepcopy(thing)
-    twin.name = "b"
-    assert twin.say("hi") == f"b:{answer}" and thing.say("hi") == f"a:{answer}"
-    for handle in handles:
-        handle.remove()
-    assert twin.say("hi") == "b:hi" and thing.say("hi") == "a:hi"
-
-
-def test_a_wrap_shows_the_signature_of_what_it_wraps():
-    """`generate` reads what a forward takes; a wrap that hides it made logits of the whole prompt."""
-    thing = Thing("a")
-    as_it_was = inspect.signature(thing.say)
-    wrap_method(thing, "say", shout, "shout")
-    wrap_method(thing, "say", ask, "ask")
-    assert inspect.signature(thing.say) == as_it_was
-    assert inspect.signature(copy.deepcopy(thing).say) == as_it_was
-    with pytest.raises(AttributeError, match="Thing has no method sing: a song needs one"):
-        wrap_method(thing, "sing", shout, "a song")
-
-
-def note_owner(owners):
-    """Return what goes around a method and appends whose it is."""
-
-    def note(method, *args, **kwargs):
-        owners.append(method.__self__)
-        return method(*args, **kwargs)
-
-    return note
-
-
-@pytest.mark.parametrize("kind", [functools.partial, lambda method, word: lambda: method(word)])
-def test_a_wrap_tells_whose_a_method_is_that_was_set_without_an_owner(kind):
-    """`model.generate = functools.partial(model.generate, ...)` has no `__self__`, which a wrap asks for."""
-    thing, owners = Thing("a"), []
-    thing.say = kind(thing.say, "hi")
-    as_it_was = inspect.signature(thing.say)
-    handle = wrap_method(thing, "say", note_owner(owners), "told")
-    assert thing.say() == "a:hi" and owners == [thing] and inspect.signature(thing.say) == as_it_was
-    handle.remove()
-    assert thing.say() == "a:hi" and owners == [thing]
-
-
-def test_a_wrap_of_another_object_s_method_keeps_that_object():
-    """`trainer.rollout_func = engine.rollout`: the engine's method, and not the trainer's."""
-    thing, other = Thing("a"), Thing("b")
-    thing.say = other.say
-    with wrap_method(thing, "say", shout, "shout"):
-        assert thing.say("hi") == copy.deepcopy(thing).say("hi") == "b:hi!"
-    assert thing.say("hi") == "b:hi"
 
 
 def test_a_listener_that_went_hears_nothing_below_another_one():
@@ -335,114 +259,65 @@ def test_a_listener_that_went_hears_nothing_below_another_one():
     assert functions[0]("hi") == "a:hi" and len(heard) == 1 and functions != own
 
 
-class Callable:
-    def __call__(self, word):
-        return f"called:{word}"
-
-
 @pytest.mark.parametrize(
-    "kind, answer",
+    ("make", "answer", "of_copy"),
     [
-        (lambda: mock.Mock(side_effect=lambda word: f"mock:{word}"), "mock:hi"),
-        (lambda: functools.partial(lambda first, word: f"{first}:{word}", "partial"), "partial:hi"),
-        (lambda: staticmethod(lambda word: f"static:{word}"), "static:hi"),
-        (lambda: classmethod(lambda cls, word: f"{cls.__name__}:{word}"), "Replaced:hi"),
-        (Callable, "called:hi"),
+        (lambda: Thing("a"), "a:hi", "b:hi"),
+        (lambda: with_own(lambda thing: functools.partial(thing.say)), "a:hi", None),  # it has no `__self__`
+        (lambda: with_own(lambda thing: Thing("other").say), "other:hi", "other:hi"),
+        (lambda: of_class(mock.Mock(side_effect=lambda word: f"mock:{word}")), "mock:hi", "mock:hi"),
+        (lambda: of_class(functools.partial(lambda first, word: first + word, "p:")), "p:hi", "p:hi"),
+        (lambda: of_class(staticmethod(lambda word: f"static:{word}")), "static:hi", "static:hi"),
+        (lambda: of_class(classmethod(lambda cls, word: f"{cls.__name__}:{word}")), "Replaced:hi", "Replaced:hi"),
+        (lambda: of_class(Thing("c")), "called:hi", "called:hi"),
+        (lambda: Around(Thing("a")), "a:hi", "a:hi"),
     ],
-    ids=["mock", "partial", "static", "class", "object"],
+    ids=["method", "own partial", "another's", "mock", "partial", "static", "class", "object", "wrapper"],
 )
-def test_a_wrap_calls_what_a_class_holds_as_python_does(kind, answer):
-    """`mock.patch.object(GenerationMixin, "generate")`: a Mock does not bind, so it is given no model."""
-    thing, owners = type("Replaced", (Thing,), {"say": kind()})("a"), []
+def test_a_wrap_calls_what_python_would_and_of_a_copy_the_copy_s(make, answer, of_copy):
+    """A reference model is a deep copy of the policy; a Mock in place of `generate` is given no model."""
+    thing, owners = make(), []
+
+    def note(method, *args, **kwargs):
+        owners.append(method.__self__)
+        return method(*args, **kwargs)
+
     as_it_was = inspect.signature(thing.say)
+    handles = [wrap_method(thing, "say", shout, "shout"), wrap_method(thing, "say", note, "note")]
+    twin = copy.deepcopy(thing)
+    twin.name = "b"
+    assert thing.say("hi") == f"{answer}!" and of_copy in (None, twin.say("hi").removesuffix("!"))
+    assert owners[0] is thing and all(owner is twin for owner in owners[1:])
+    assert inspect.signature(thing.say) == as_it_was  # `generate` reads there what a forward takes
+    handles[0].remove()  # in any order
     assert thing.say("hi") == answer
-    with wrap_method(thing, "say", note_owner(owners), "told"):
-        twin = copy.deepcopy(thing)
-        assert thing.say("hi") == twin.say("hi") == answer and owners == [thing, twin]
-        assert inspect.signature(thing.say) == as_it_was
-    assert thing.say("hi") == answer and len(owners) == 2
+    handles[1].remove()
+    assert thing.say("hi") == answer and owners.count(thing) == 2
+    with pytest.raises(AttributeError, match="has no method sing: a song needs one"):
+        wrap_method(thing, "sing", shout, "a song")
 
 
-class Around:
-    """Asks what it wraps for what it has not, as wrappers of models do."""
-
-    def __init__(self, thing):
-        self.thing = thing
-
-    def __getattr__(self, name):
-        if name.startswith("__") or name == "thing":
-            raise AttributeError(name)
-        return getattr(self.thing, name)
-
-
-def test_a_wrap_of_a_wrapper_calls_what_that_wraps():
-    outer = Around(Thing("a"))
-    with wrap_method(outer, "say", shout, "shout"):
-        assert outer.say("hi") == "a:hi!" and outer.thing.say("hi") == "a:hi"
-    assert outer.say("hi") == "a:hi"
-
-
-def fails_late(values):
-    yield from values
-    raise KeyError("mine")
-
-
-@pytest.mark.parametrize(
-    "result, kind",
-    [
-        (lambda values: (value for value in values), types.GeneratorType),
-        (lambda values: map(float, values), types.GeneratorType),
-        (lambda values: iter(values), types.GeneratorType),
-        (lambda values: tuple(values), tuple),
-        (lambda values: torch.tensor(values), torch.Tensor),
-        (lambda values: torch.tensor(values).numpy(), None),
-    ],
-    ids=["generator", "map", "iterator", "tuple", "tensor", "array"],
-)
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_listener_takes_nothing_of_what_the_caller_is_given(result, kind, is_async):
-    """A generator that was read by the listener arrived empty at the trainer."""
-    made = []
-
-    def plain(values):
-        made.append(result(values))
-        return made[-1]
+@pytest.mark.parametrize("result", [iter, tuple, torch.tensor])
+@pytest.mark.parametrize("kind", ["function", "awaited", "awaited object"])
+def test_a_listener_takes_nothing_of_what_the_caller_is_given(result, kind):
+    """A generator that was read by a listener arrived empty at the trainer; two guards may listen."""
 
     async def awaited(values):
-        return plain(values)
+        return result(values)
 
-    heard, functions = [], [awaited if is_async else plain]
-    for _ in range(2):  # two guards listen
+    class Awaited:
+        __call__ = staticmethod(awaited)
+
+    heard, functions = (
+        [],
+        [{"function": result, "awaited": awaited, "awaited object": functools.partial(Awaited())}[kind]],
+    )
+    for _ in range(2):
         listen_to(functions, lambda *told: heard.append(list(told[-1])))
+    assert inspect.iscoroutinefunction(functions[0]) is (kind != "function")  # the trainer asks
     answer = functions[0]([1.0, 2.0])
-    answer = asyncio.run(answer) if is_async else answer
-    if kind is types.GeneratorType:
-        assert heard == [] and isinstance(answer, kind)
-    else:
-        assert answer is made[0]
+    answer = answer if kind == "function" else asyncio.run(answer)
     assert list(answer) == [1.0, 2.0] and heard == [[1.0, 2.0]] * 2
-
-
-def test_what_a_generator_raises_reaches_its_caller():
-    heard, functions = [], [fails_late]
-    listen_to(functions, lambda *told: heard.append(told))
-    with pytest.raises(KeyError, match="mine"):
-        list(functions[0]([1.0]))
-    assert heard == []
-
-
-class Awaited:
-    async def __call__(self, values):
-        return values
-
-
-@pytest.mark.parametrize("function", [Awaited(), functools.partial(Awaited()), functools.partial(Awaited().__call__)])
-def test_what_has_to_be_awaited_is_a_coroutine_function_still(function):
-    """A trainer that asks the replaced function whether to await it must get the same answer."""
-    heard, functions = [], [function]
-    listen_to(functions, lambda *told: heard.append(told[-1]))
-    assert inspect.iscoroutinefunction(functions[0])
-    assert asyncio.run(functions[0]([1.0])) == [1.0] and heard == [[1.0]]
 
 
 def test_an_object_that_is_listened_to_keeps_its_methods_and_its_attributes():
@@ -461,8 +336,7 @@ def test_an_object_that_is_listened_to_keeps_its_methods_and_its_attributes():
     functions[0].move_to(1)
     assert functions[0](["a"]) == [1.0]
     functions[0].level = 2
-    assert functions[0](["a"]) == [2.0] and own.level == 2
-    assert heard == [[1.0], [2.0]]
+    assert functions[0](["a"]) == [2.0] and own.level == 2 and heard == [[1.0], [2.0]]
 
 
 class Tower(torch.nn.Module):
@@ -538,23 +412,3 @@ def test_a_head_that_is_tied_is_used(model):
     assert not gradients.find_unused(
         model, ["model.embed_tokens.weight"], [gradients.ForwardPass((), {"input_ids": ids})]
     )
-
-
-def test_the_unused_layer_of_llava_next_stops_nothing():
-    """Of its vision tower the last layer but one is read: 18 of 65 tensors get no gradient in trl's own test."""
-    transformers = pytest.importorskip("transformers")
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision |= {"image_size": 8, "patch_size": 4, "projection_dim": 8}
-    text = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    text |= {"num_attention_heads": 2, "num_key_value_heads": 2}
-    config = transformers.LlavaNextConfig(
-        vision_config=transformers.CLIPVisionConfig(**vision), text_config=transformers.LlamaConfig(**text),
-        image_token_index=39,
-        image_grid_pinpoints=[[8, 8]], vision_feature_layer=-2,
-    )  # fmt: skip
-    model = transformers.LlavaNextForConditionalGeneration(config)
-    images, sizes = torch.randn(1, 2, 3, 8, 8), torch.tensor([[8, 8]])
-    ids = torch.tensor([[39] * 10 + [1, 2, 3]])  # four patches of the whole, four of its tile, two ends of lines
-    call = {"input_ids": ids, "labels": ids, "pixel_values": images, "image_sizes": sizes, "use_cache": False}
-    guard, notices = judge_gradients(model, call)
-    assert [notice.kind for notice in notices] == ["note"] and len(guard.report.unused) == 18

@@ -17,10 +17,7 @@ from small import said
 from failurelab import guards, logits
 
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
-HANDS_ON = re.compile(
-    r"self\._?check\(|return (await )?(generate|unwrap)\("
-    r"|batch = generate\(|return batch|answer = function\(|return answer|try:"
-)
+HANDS_ON = re.compile(r"self\._?check\(|return (await )?(generate|unwrap)\(|batch = generate\(|return batch")
 
 
 @pytest.mark.parametrize("name", injected.GUARDS)
@@ -112,24 +109,9 @@ def test_a_trainer_of_ones_own_trains_under_every_guard(trained):
     assert train(*trained, build=overriding, before=lambda trainer: trainer.add_callback(Doubles())) == []
 
 
-def test_vllm_is_told_once_and_judges_nothing(trained):
-    guard = guards.RolloutGuard()
-    arguments = types.SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
-    with pytest.warns(guards.GuardWarning, match="RolloutGuard: could not check: with use_vllm") as said:
-        guard.on_train_begin(arguments, None, None, model=trained[0], processing_class=trained[1])
-    assert len(said) == 1 and guard.report is None and "generate" not in vars(trained[0])
-
-
 def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplog):
     with caplog.at_level(logging.INFO, logger="failurelab.guards"):
         assert train(*trained) == []
     told = {record.getMessage().split(":")[0] for record in caplog.records if record.name == "failurelab.guards"}
     assert told == set(injected.GUARDS)
     assert max(line.count("\n") for line in caplog.messages) == 0
-
-
-def test_a_second_run_is_told_again(trained, own_errors_are_told):
-    guard, args = guards.PlacementGuard(), types.SimpleNamespace(bf16=False, fp16=False, device="no such device")
-    for _ in range(2):
-        with pytest.warns(guards.GuardWarning, match="could not check"):
-            guard.on_train_begin(args, None, None, model=trained[0])

@@ -30,10 +30,9 @@ installed = Version(transformers.__version__)
 # GRPO in every way; of the others what its own code decides: the input hook, and whether the model generates.
 CASES = [
     ("grpo", "full", "off"),
-    *(("grpo", mode, kind) for mode in ("full", "frozen", "lora") for kind in ("reentrant", "non-reentrant")),
-    *((kind, mode, "reentrant") for kind in ("trainer", "sft", "dpo", "online_dpo") for mode in ("frozen", "lora")),
-    *(("trainer", "full", "reentrant"), ("sft", "lora", "non-reentrant"), ("dpo", "full", "off")),
-    ("online_dpo", "frozen", "non-reentrant"),
+    *(("grpo", mode, "reentrant") for mode in ("full", "frozen", "lora")),
+    *((kind, "frozen", "reentrant") for kind in ("trainer", "sft", "dpo", "online_dpo")),
+    *(("grpo", "lora", "non-reentrant"), ("sft", "lora", "reentrant"), ("online_dpo", "lora", "reentrant")),
 ]
 SQUARE_MASK = installed < Version("4.49")
 DROPPED_CACHE = Version("4.53") <= installed < Version("5.24")
@@ -217,12 +216,14 @@ class Sometimes(torch.nn.Module):
         return out
 
 
-@pytest.mark.parametrize("options, trips", [({}, True), ({"steps": 2}, False), ({"ignore": r"\bexpert\b"}, False)])
-def test_parts_that_rightly_get_no_gradient_in_a_step_can_be_waited_for(model, tokenizer, tmp_path, options, trips):
-    """An expert that no token was routed to is no failure: wait for more steps, or leave it out by name."""
-    guard = guards.GradientGuard(**options)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_parts_that_rightly_get_no_gradient_in_a_step_can_be_waited_for(model, tokenizer, tmp_path, steps):
+    """An expert that no token was routed to is no failure: wait for more steps."""
+    guard = guards.GradientGuard(steps=steps)
     trainer = make("trainer", Sometimes(model), tokenizer, tmp_path, [guard])
-    if trips:
+    with pytest.raises(ValueError, match="unknown action 'explode'"):
+        guards.GradientGuard("explode")
+    if steps == 1:
         with pytest.raises(guards.GuardTripped, match=r"2 of 28 trainable tensors have no gradient: expert.weight"):
             trainer.train()
     else:
@@ -286,23 +287,13 @@ def test_the_rollout_guard_stops_a_gpt2(tokenizer, tmp_path):
     assert len(trainer.made) == (2 if installed < Version("4.53") else 0)
 
 
-def test_prompts_of_ones_own_are_judged_instead(model, tokenizer, tmp_path):
-    """The trainer's batch has no padding, and so hides the failure up to transformers 4.48: other prompts show it."""
-    guard = guards.RolloutGuard("warn", prompts=["3+4=", "12+19=", "0+0=", "13+14=", "17+12="], max_new_tokens=4)
-    trainer = generating(model, tokenizer, tmp_path, [guard])
-    trainer.prompts = ("12+19=", "13+14=")
-    trainer.train()
-    assert len(guard.report.rollouts) == 5
-    assert guard.report.agrees != BARE_GENERATE_IS_WRONG
+def test_a_batch_without_padding_is_not_the_last_word(model, tokenizer, tmp_path):
+    """Up to transformers 4.48 only padded batches go wrong: the guard waits for one. Eval mode has no such fault."""
     guard = guards.RolloutGuard()
     trainer = generating(model, tokenizer, tmp_path, [guard])
-    trainer.mode = False  # generation in eval mode has nothing that could go wrong
+    trainer.mode = False
     trainer.train()
     assert guard.report is None and "generate" not in vars(model) and len(trainer.made) == 2
-
-
-def test_a_batch_without_padding_is_not_the_last_word(model, tokenizer, tmp_path):
-    """Up to transformers 4.48 only padded batches go wrong: the guard waits for one."""
     guard = guards.RolloutGuard("warn")
     trainer = generating(model, tokenizer, tmp_path, [guard], max_steps=3)
     batches = iter([("12+19=", "13+14="), ("13+12=", "14+14="), Generating.prompts])
@@ -338,15 +329,6 @@ def test_bf16_of_the_launcher_is_no_garbage(model, tokenizer, tmp_path, monkeypa
     assert guard.report.agrees
 
 
-def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
-    callbacks = [guards.GradientGuard(), guards.RolloutGuard()]
-    trainer = make("grpo", model, tokenizer, tmp_path, callbacks)
-    trainer.train()
-    first = [guard.report for guard in callbacks]
-    trainer.train()
-    assert all(guard.report is not report for guard, report in zip(callbacks, first))
-
-
 def test_an_action_of_ones_own_is_told_why_nothing_was_judged(own_errors_are_told):
     notices = []
     with warnings.catch_warnings():
@@ -355,12 +337,11 @@ def test_an_action_of_ones_own_is_told_why_nothing_was_judged(own_errors_are_tol
     assert [(notice.guard, notice.kind) for notice in notices] == [("RolloutGuard", "not checked")]
 
 
-@pytest.mark.parametrize("make_mock", [lambda ids: mock.MagicMock(return_value=ids), lambda ids: lambda *_, **__: ids])
-def test_a_mock_of_generate_is_said_to_be_none_that_can_be_judged(make_mock, model, tokenizer, own_errors_are_told):
+def test_a_mock_of_generate_is_said_to_be_none_that_can_be_judged(model, tokenizer, own_errors_are_told):
     """Tests of trl's own put one there, and the line was a raw AttributeError: 'Tensor' has no attribute 'logits'."""
     notices = []
     guard = guards.RolloutGuard(notices.append, tokenizer=tokenizer)
-    model.generate = make_mock(torch.ones(2, 6, dtype=torch.long))
+    model.generate = mock.MagicMock(return_value=torch.ones(2, 6, dtype=torch.long))
     model.train()
     args = types.SimpleNamespace(bf16=False, fp16=False, output_dir=None)
     guard.on_train_begin(args, None, None, model=model)
@@ -370,10 +351,3 @@ def test_a_mock_of_generate_is_said_to_be_none_that_can_be_judged(make_mock, mod
     (notice,) = notices
     assert notice.kind == "not checked" and "Error" not in notice.message
     assert "a mock" in notice.message and "Next: " in notice.message
-
-
-def test_a_guard_that_cannot_be_is_an_error():
-    with pytest.raises(ValueError, match="unknown action 'explode'"):
-        guards.GradientGuard("explode")
-    with pytest.raises(ValueError, match="steps=0"):
-        guards.GradientGuard(steps=0)

@@ -61,33 +61,41 @@ def worst(found: dict, truth: dict) -> float:
     return max(((found[name] - truth[name]).norm() / truth[name].norm()).item() for name in truth)
 
 
-def test_name_of_the_argument_is_read_from_this_model_and_never_from_a_version():
-    """Transformers 4.49 renamed it; the answer is what this model does."""
-    assert logits.keep_argument(small()) == ("num_logits_to_keep" if OLD_NAME else "logits_to_keep")
-    assert logits.keep_argument(lora(small())) == logits.keep_argument(small())
+class Promises(transformers.Qwen2ForCausalLM):
+    """Its signature is a promise that it does not keep."""
+
+    def forward(self, input_ids=None, attention_mask=None, logits_to_keep=0, num_logits_to_keep=0, **options):
+        return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
 
 
-def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
-    """A signature is a promise; the two-token probe sees whether it is kept."""
-
-    class Promises(transformers.Qwen2ForCausalLM):
-        def forward(self, input_ids=None, attention_mask=None, logits_to_keep=0, num_logits_to_keep=0, **options):
-            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
-
-    assert logits.keep_argument(Promises(small().config)) is None
-    assert logits.keep_argument(cut_from_the_front(small())) is None
-
-
-def test_words_that_are_masked_by_minus_infinity_are_no_other_rows():
-    """Nor is a hook that reads what a trainer hands over."""
+def masked(model):
+    """Return a model whose hook masks words by minus infinity, and reads what a trainer hands over."""
 
     def mask(model, args, kwargs, output):
         assert kwargs["input_ids"].shape == kwargs["attention_mask"].shape
         output.logits[..., 3:] = -torch.inf
 
-    model = small()
     model.register_forward_hook(mask, with_kwargs=True)
-    assert logits.keep_argument(model) == logits.keep_argument(small())
+    return model
+
+
+NAME = "num_logits_to_keep" if OLD_NAME else "logits_to_keep"
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: small(), NAME),
+        (lambda: lora(small()), NAME),
+        (lambda: masked(small()), NAME),
+        (lambda: Promises(small().config), None),
+        (lambda: cut_from_the_front(small()), None),
+    ],
+    ids=["plain", "lora", "masked", "promises", "front"],
+)
+def test_name_of_the_argument_is_what_this_model_does_with_it(make, name):
+    """Transformers 4.49 renamed it; neither a version nor a signature is believed."""
+    assert logits.keep_argument(make()) == name
 
 
 def test_a_probe_leaves_modes_and_the_random_state_alone():
@@ -105,7 +113,7 @@ def test_a_probe_leaves_modes_and_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(("tied", "chunk_size"), [(True, None), (False, None), (True, 1), (False, 1), (True, 1000)])
+@pytest.mark.parametrize(("tied", "chunk_size"), [(True, None), (False, 1)])
 def test_float32_is_within_1e_5_of_float64_and_so_are_gradients(tied, chunk_size):
     """Padding on both sides, temperature 0.7; the model's own float32 error is part of it."""
     truth, true_gradients = gradients_of(small(tied, torch.float64), full, *batch())
@@ -145,7 +153,7 @@ def test_bfloat16_is_no_worse_than_the_full_logits_path(autocast):
     assert mean_ratio(errors[logits.completion_logps], errors[full]) <= 1.05
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_shape_padding_and_chunk_agree_with_the_full_path(data):
     """float64, so that nothing hides in rounding: scores to 1e-10, gradients to 1e-8, whatever the slices are."""
@@ -201,20 +209,6 @@ def hook(model):
     model.lm_head.register_forward_pre_hook(lambda head, args: (args[0] * 1.5,))
 
 
-def replace(model):
-    """Do what accelerate does to a head that is moved between devices."""
-    forward = model.lm_head.forward
-    model.lm_head.forward = lambda states: forward(states * 1.5)
-
-
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-
-
-def llama():
-    torch.manual_seed(0)
-    return transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(vocab_size=VOCABULARY, **SIZES))
-
-
 MODELS = {
     "adapter on head and embedding": lambda: adapted(target_modules=["q_proj", "embed_tokens", "lm_head"]),
     "saved head": lambda: adapted(target_modules=["q_proj"], modules_to_save=["lm_head"]),
@@ -224,8 +218,6 @@ MODELS = {
     "non-reentrant": lambda: checkpointed(False),
     "a bias": lambda: changed(bias),
     "a hook": lambda: changed(hook),
-    "a replaced forward": lambda: changed(replace),
-    "Llama": llama,
 }
 
 
@@ -236,10 +228,7 @@ def test_whatever_wraps_the_model_is_regarded(kind):
     scores, gradients = gradients_of(model := make(), logits.completion_logps, *batch(), chunk_size=4)
     assert (scores - truth).abs().max() <= 2e-5
     assert worst(gradients, true_gradients) <= 2e-5
-    if kind == "a replaced forward":
-        theirs = model.lm_head.forward
-        logits.completion_logps(model, *batch(), COMPLETION)
-        assert model.lm_head.forward == theirs
+    assert not [module for module in model.modules() if "forward" in vars(module)]  # the head's stand-in is gone
 
 
 def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
@@ -252,26 +241,6 @@ def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
     scores = logits.completion_logps(model, *batch(), COMPLETION)
     assert (scores - full(model, *batch(), COMPLETION)).abs().max() <= 1e-3
     assert (scores - full(small(), *batch(), COMPLETION)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("family", ["Gemma2", "Granite"])
-def test_logits_changed_after_the_head_are_refused(family):
-    """A soft cap of 30 changes logits near 0 by nothing that rounding would show, and a trained model's by much."""
-    sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    sizes |= {"logits_scaling": 4.0} if family == "Granite" else {}
-    config = getattr(transformers, f"{family}Config")(vocab_size=VOCABULARY, **sizes)
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
-    with pytest.raises(ValueError, match=rf"model: {family}ForCausalLM changes the logits after its head"):
-        logits.completion_logps(model, *batch(), COMPLETION)
-
-
-def test_everything_is_put_back_also_when_the_forward_fails():
-    """The head's and the embedding's stand-ins live for one call."""
-    model = small()
-    model.model.norm.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyError("lost")))
-    with pytest.raises(KeyError):
-        logits.completion_logps(model, *batch(), COMPLETION)
-    assert not [module for module in model.modules() if "forward" in vars(module)]
 
 
 WRAPPERS = """
@@ -404,12 +373,7 @@ def test_memory_follows_the_chunk_in_backward_too():
     assert 2 * 30 * row < large_chunk - small_chunk < 4 * 30 * row  # logits, their float32 softmax, and its gradient
 
 
-def bad(**change):
-    good = dict(zip(("input_ids", "attention_mask"), batch())) | {"completion_length": COMPLETION}
-    return good | {key: value(good[key]) if callable(value) else value for key, value in change.items()}
-
-
-def hide(*places):
+def zero(*places):
     def change(mask):
         for place in places:
             mask[place] = 0
@@ -418,42 +382,45 @@ def hide(*places):
     return change
 
 
+def scaled(family):
+    """Return a model that changes its logits after the head: a soft cap of 30 shows in a trained model alone."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes |= {"logits_scaling": 4.0} if family == "Granite" else {}
+    config = getattr(transformers, f"{family}Config")(vocab_size=VOCABULARY, **sizes)
+    return getattr(transformers, f"{family}ForCausalLM")(config)
+
+
 @pytest.mark.parametrize(
-    "change, match",
+    ("change", "match"),
     [
-        ({"completion_length": 0}, r"completion_length: 0 does not fit input_ids of shape \(3, 14\): 1 to 13"),
         ({"completion_length": 14}, r"completion_length: 14 does not fit input_ids of shape \(3, 14\)"),
         ({"completion_length": 2.0}, r"completion_length: 2.0"),
-        ({"input_ids": lambda ids: ids[0]}, r"input_ids: .* not int64 of shape \(14,\)"),
         ({"input_ids": lambda ids: ids.float()}, r"input_ids: .* not float32 of shape \(3, 14\)"),
-        (
-            {"attention_mask": lambda mask: mask[:, 1:]},
-            r"attention_mask: int64 of shape \(3, 13\) does not match .* \(3, 14\)",
-        ),
-        (
-            {"attention_mask": hide((1, 10))},
-            r"attention_mask: of shape \(3, 14\), hides completion tokens in 1 of 3 rows, first in row 1",
-        ),
-        (
-            {"attention_mask": hide((0, 7), (1, 7))},
-            "attention_mask: .*in 2 of 3 rows, first in row 0: the last prompt column",
-        ),
+        ({"attention_mask": lambda mask: mask[:, 1:]}, r"attention_mask: int64 of shape \(3, 13\) does not match"),
+        ({"attention_mask": zero((1, 10))}, "hides completion tokens in 1 of 3 rows, first in row 1"),
+        ({"attention_mask": zero((0, 7), (1, 7))}, ".*in 2 of 3 rows, first in row 0: the last prompt column"),
         (
             {"input_ids": lambda ids: ids.index_fill(1, torch.tensor(13), -100)},
             r"input_ids: ids from -100 to \d+ in shape \(3, 14\), and the vocabulary ends at 100",
         ),
         ({"temperature": 0.0}, "temperature: a positive number is wanted, not 0.0"),
         ({"chunk_size": 0}, "chunk_size: rows of logits, at least 1"),
+        ({"model": lambda model: model.model}, "model: Qwen2Model has no LM head"),
+        ({"model": nn.DataParallel}, "model: nn.DataParallel copies the model"),
+        ({"model": lambda _: scaled("Gemma2")}, "model: Gemma2ForCausalLM changes the logits after its head"),
+        ({"model": lambda _: scaled("Granite")}, "model: GraniteForCausalLM changes the logits after its head"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_shape(change, match):
     """Each of these would otherwise be a wrong number, or an error from far inside."""
+    given = dict(zip(("input_ids", "attention_mask"), batch())) | {"model": small(), "completion_length": COMPLETION}
+    given |= {key: value(given[key]) if callable(value) else value for key, value in change.items()}
     with pytest.raises(ValueError, match=match):
-        logits.completion_logps(small(), **bad(**change))
+        logits.completion_logps(**given)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "attention"), [(torch.float32, "sdpa"), (torch.bfloat16, "eager")])
 def test_rows_whose_completion_is_hidden_as_a_whole_are_left_to_the_caller(dtype, attention):
     """Trl makes them (mask_truncated_completions): scores and gradients are finite, and other rows' are the same."""
     model = qwen2(dtype=dtype, vocab_size=VOCABULARY, initializer_range=0.2, attn_implementation=attention)
@@ -471,10 +438,3 @@ def test_rows_whose_completion_is_hidden_as_a_whole_are_left_to_the_caller(dtype
     assert all(gradient.isfinite().all() for gradient in gradients[0].values())
     if dtype == torch.float32:
         torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
-
-
-def test_models_that_give_no_probabilities_are_refused():
-    with pytest.raises(ValueError, match=r"model: Qwen2Model has no LM head"):
-        logits.completion_logps(transformers.Qwen2Model(small().config), **bad())
-    with pytest.raises(ValueError, match=r"model: nn.DataParallel copies the model"):
-        logits.completion_logps(nn.DataParallel(small()), **bad())

@@ -109,11 +109,7 @@ class Training:
     def step(self, loss) -> None:
         loss(self.model).backward()
         self.guard.on_pre_optimizer_step(self.args, self.state, None)
-        self.end()
-
-    def end(self) -> None:
         self.state.global_step += 1
-        self.guard.on_step_end(self.args, self.state, None)
 
 
 IDS = torch.randint(3, 15, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -138,6 +134,8 @@ def patient(monkeypatch):
 def test_the_shift_is_read_from_the_gradient(patient, shift, told):
     """Advantages of both signs; the row's own token is the one entry of the other sign."""
     training = Training(LogitsGuard())
+    training.step(scored(shift, weight=0.0))  # groups of equal rewards give no advantage: it waits for one that does
+    assert training.guard.report is None
     with pytest.raises(GuardTripped, match=told):
         training.step(scored(shift))
     assert training.guard.report.shift == -shift
@@ -173,15 +171,6 @@ def test_waste_is_said_once_and_stops_nothing():
     )
 
 
-def test_a_step_without_gradient_is_waited_for(patient):
-    """Groups of equal rewards give no advantage; there is nothing to read until one differs."""
-    training = Training(LogitsGuard())
-    training.step(scored(-2, weight=0.0))
-    assert training.guard.report is None
-    with pytest.raises(GuardTripped):
-        training.step(scored(-2))
-
-
 @pytest.mark.parametrize(
     "waste, loss, expected",
     [
@@ -202,18 +191,6 @@ def test_losses_without_fault_are_left_alone(monkeypatch, waste, loss, expected)
         training.step(loss)
     report = training.guard.report
     assert report is None if expected is None else {name: getattr(report, name) for name in expected} == expected
-
-
-def test_memory_that_grows_between_steps_is_said_once(monkeypatch):
-    """Twice the first steps' median, and 100 bytes more; a peak never falls, so it is compared, not its changes."""
-    held = iter([1000, 1200, 1210, 1190, 1390, 1450, 1900])
-    monkeypatch.setattr(guards.logits, "peak_so_far", lambda: next(held))
-    monkeypatch.setattr(guards.logits, "_LEAST", 100)
-    training = Training(LogitsGuard())
-    with pytest.warns(GuardWarning, match="in step 5 peak memory reached") as said:
-        for _ in range(6):
-            training.end()
-    assert len(said) == 1
 
 
 def test_listening_ends_with_the_run_and_starts_anew_with_the_next(patient):

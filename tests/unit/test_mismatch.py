@@ -1,7 +1,6 @@
 """Two engines, two policies: the gap for each token, trl's importance weights, and the guard that names the cause."""
 
 import contextlib
-import copy
 import importlib.metadata
 import inspect
 import itertools
@@ -11,7 +10,6 @@ import socket
 import types
 
 import pytest
-import second_engine
 import torch
 from packaging.version import Version
 from second_engine import SecondEngine
@@ -126,32 +124,25 @@ def gradient_of(temperature=1.0, entropy=0.0, kl=0.0, pairs=False, dtype=torch.f
     return logits, logits.grad
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
-@pytest.mark.parametrize(
-    "more", [{}, {"kl": 0.1}, {"pairs": True}, {"dtype": torch.bfloat16}, {"spread": 0.1}], ids=str
-)
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+@pytest.mark.parametrize("more", [{"kl": 0.1}, {"pairs": True}, {"dtype": torch.bfloat16}, {"spread": 0.1}], ids=str)
 def test_the_temperature_of_the_scores_is_in_the_gradient(temperature, more):
-    read = mismatch.scoring_temperature(*gradient_of(temperature, **more))
+    logits, gradient = gradient_of(temperature, **more)
+    read = mismatch.scoring_temperature(logits, gradient)
     assert read == pytest.approx(temperature, rel=5e-3 if "dtype" in more else 1e-3)
-    logits, gradient = gradient_of(temperature)
     assert mismatch.scoring_temperature(logits, torch.zeros_like(gradient)) is None
+    # A model of bfloat16 before any training: logits are all alike, and rounding decides the slope.
+    assert mismatch.scoring_temperature(*gradient_of(temperature, dtype=torch.bfloat16, spread=1e-3)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("temperature", [0.9, 1.0])
-@pytest.mark.parametrize("entropy", [0.2, 0.05, 0.02, 0.005])
-def test_a_gradient_that_is_not_of_scores_alone_says_nothing_of_a_temperature(entropy, temperature, dtype):
+@pytest.mark.parametrize("entropy", [0.2, 0.05, 0.005])
+def test_a_gradient_that_is_not_of_scores_alone_says_nothing_of_a_temperature(entropy, dtype):
     """An entropy bonus bends the line: 0.95 or 1.12 was read where tokens were scored at 1, and called F15."""
     for seed in range(5):
-        read = mismatch.scoring_temperature(*gradient_of(temperature, entropy, dtype=dtype, seed=seed))
-        assert read is None or read == pytest.approx(temperature, rel=0.02)
-    if entropy == 0.05:
-        assert read is None
-
-
-def test_logits_that_are_all_alike_say_nothing_of_a_temperature():
-    """A model of bfloat16 before any training: rounding decides the slope."""
-    assert mismatch.scoring_temperature(*gradient_of(0.7, dtype=torch.bfloat16, spread=1e-3)) is None
+        read = mismatch.scoring_temperature(*gradient_of(0.9, entropy, dtype=dtype, seed=seed))
+        assert read is None or read == pytest.approx(0.9, rel=0.02)
+    assert entropy != 0.05 or read is None
 
 
 def run(steps=4, rate=2e-3, reward=None, peft_config=None, guard=None, **wrong):
@@ -205,30 +196,13 @@ def test_an_adapter_moves_the_policy_too_slowly_for_the_bound(behind, told):
 
 
 @own_engine
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ("short", "have another number of log-probabilities than of tokens"),
-        ("none", "the engine gives no log-probabilities"),
-    ],
-)
-def test_an_engine_that_answers_wrongly_is_told_once_and_the_run_goes_on(answer, message):
-    watch, messages = run(steps=2, answer=answer)
-    assert len(messages) == 1 and message in messages[0] and message in watch.report.problem
-
-
-@own_engine
-def test_it_stops_what_cannot_go_on_and_before_anything_is_trained():
-    """An engine that is gone: its own error comes through, or the guard's line that says why."""
-    with pytest.raises(ConnectionError, match="port 8000"):
-        run(answer="nothing")
-    with pytest.raises(guards.GuardTripped, match="the engine does not answer: ConnectionError: the server at port"):
-        run(answer="nothing", guard={"action": "stop"})
-    with pytest.raises(guards.GuardTripped, match="It looks like temperature") as stopped:  # before a step is taken
+def test_it_stops_before_anything_is_trained_and_says_what_it_cannot_compare():
+    with pytest.raises(guards.GuardTripped, match="It looks like temperature") as stopped:
         run(temperature=0.5, guard={"action": "stop"})
     assert stopped.value.report.gaps[0][0] == 0
-    with pytest.raises(ValueError, match="every=0"):
-        guards.EngineMismatchGuard(None, every=0)
+    watch, messages = run(steps=2, answer="none")
+    assert len(messages) == 1 and "could not check: the engine gives no log-probabilities" in messages[0]
+    assert watch.report.looks_like == "" and not watch.report.gaps
 
 
 def test_scores_at_another_temperature_than_the_tokens(tmp_path):
@@ -262,11 +236,9 @@ class Scoring(torch.nn.Module):
     ("temperature", "entropy", "loss_type", "kinds"),
     [
         (0.9, 0.0, "dapo", ["found"]),
-        (1.0, 0.0, "dapo", []),
-        (0.9, 0.05, "dapo", ["not checked"]),
         (1.0, 0.05, "dapo", []),
+        (0.9, 0.05, "dapo", ["not checked"]),
         (0.9, 0.0, "sigmoid", []),  # Online DPO
-        (0.9, 0.0, "ipo", []),
     ],
 )
 def test_scores_at_temperature_1_are_told_where_they_are_wrong(temperature, entropy, loss_type, kinds):
@@ -333,33 +305,14 @@ def test_what_a_log_says(rows, cause):
     assert mismatch.read_log([{"step": 1, "reward": 0.4}]) is None  # the figure is not in it
 
 
-@pytest.mark.parametrize(
-    ("options", "trl", "known"),
-    [
-        ({}, "1.9.0", "1.10.0 or later"),
-        ({}, "0.27.2", "but the first after an optimizer step"),
-        ({}, "1.10.0", ""),
-        ({}, "0.25.1", ""),  # vLLM itself kept the weights then, or lost them: not trl's
-        ({"vllm_enable_sleep_mode": False}, "1.9.0", ""),
-        ({"vllm_mode": "server"}, "1.9.0", ""),
-        ({"use_vllm": False}, "1.9.0", ""),
-    ],
-)
-def test_the_option_that_never_syncs_is_known_by_release(options, trl, known):
-    given = {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_mode": "colocate"} | options
-    why = mismatch.never_synced(given, trl)
-    assert known in why if known else why == ""
-
-
 @pytest.mark.parametrize(("rows", "told"), [(log(0.01, 0.2, 0.8), True), (log(0.01, 0.02, 0.02), False)])
-def test_the_guard_reads_the_log_where_it_cannot_score(rows, told, monkeypatch):
+def test_the_guard_reads_the_log_where_it_cannot_score(rows, told):
     """Under ZeRO-3 no policy can be scored beside the trainer; the log is all there is, and it is told once."""
-    args = types.SimpleNamespace(use_vllm=True, vllm_enable_sleep_mode=True, vllm_mode="colocate", temperature=1.0)
+    args = types.SimpleNamespace(use_vllm=True, temperature=1.0)
     model = torch.nn.Linear(1, 1)
     model.weight.ds_id = 0
     trainer = torch.nn.Module()  # a weak reference to it is kept
     trainer.args, trainer.model = args, model
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.9.0")
     guard = guards.EngineMismatchGuard(trainer)
     with said() as messages:
         guard.on_train_begin(args, None, None, model=model)
@@ -368,42 +321,8 @@ def test_the_guard_reads_the_log_where_it_cannot_score(rows, told, monkeypatch):
         guard.on_train_end(args, None, None)
     assert len(messages) == told
     if told:
-        assert "It looks like stale" in messages[0] and "1.10.0 or later" in messages[0]
+        assert "It looks like stale" in messages[0] and guards.mismatch.NEXT["stale"] in messages[0]
         assert guard.report.looks_like == "stale" and guard.report.logged.last > 0.05
-
-
-@own_engine
-@pytest.mark.parametrize("when", ["after", "after, mended", "none"])
-def test_a_deep_copy_of_the_trainers_model_is_no_engine(when):
-    """The forward that trl sets holds its model: a copy with all weights at zero draws as the original does."""
-    policy, tokenizer = models.load()
-    engine = SecondEngine(policy, tokenizer, behind=math.inf)
-    trainer = trainers.grpo(policy, tokenizer, steps=1, prompts_per_step=2, num_generations=2)
-    if when.startswith("after"):
-        engine.model = copy.deepcopy(trainer.model).eval()
-        if when == "after, mended":
-            vars(engine.model).pop("forward", None)
-    ids = tokenizer("3+4=", return_tensors="pt").input_ids
-    with torch.no_grad():
-        for parameter in engine.model.parameters() if when != "none" else ():
-            parameter.zero_()
-        same = torch.allclose(engine.model(input_ids=ids).logits, trainer.model(input_ids=ids).logits, atol=1e-4)
-    assert same == (when in ("after", "none"))
-    trainer.rollout_func = engine if when != "none" else lambda prompts, trainer: _own(prompts, trainer, tokenizer)
-    guard = guards.EngineMismatchGuard(trainer)
-    trainer.add_callback(guard)
-    with said() as messages:
-        trainer.train()
-    assert sum("is no engine of its own" in message for message in messages) == (when == "after")
-    # its probabilities are all alike, which no older weights, temperature, rounding or other tokens explain
-    assert guard.report.looks_like == ("unknown" if when == "after, mended" else "")
-    assert sum("It looks like unknown" in message for message in messages) == (when == "after, mended")
-
-
-def _own(prompts, trainer, tokenizer):
-    """Generate with the trainer's own model, as a rollout function may."""
-    asked, ids, scores, _ = second_engine.draw(trainer.model, tokenizer, prompts, 4, 1.0)
-    return {"prompt_ids": asked, "completion_ids": ids, "logprobs": scores}
 
 
 @own_engine

@@ -67,24 +67,9 @@ def test_rows_are_a_dataset():
     assert models.rows(form="chat")[23] == {"prompt": [{"role": "user", "content": "1+3="}], "answer": "4"}
     with pytest.raises(ValueError, match="plain, chat, words"):
         models.rows(form="xml")
-
-
-def test_equal_length_rows_need_no_padding(tiny):
-    rows = models.rows(form="chat")
-    most, long = models.equal_length_rows(rows), models.equal_length_rows(rows, length=6)
-    assert (len(most), len(long)) == (200, 100)
-    assert {len(ids) for ids in tiny[1]([prompt[-1]["content"] for prompt in long["prompt"]])["input_ids"]} == {6}
-    with pytest.raises(ValueError, match="no prompt has 9 characters"):
-        models.equal_length_rows(rows, length=9)
-
-
-def test_the_reward_is_for_exact_answers():
-    texts = ["7", " 7\n", "77", "", "7 is it", "8"]
-    expected = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-    assert models.reward(texts, answer=["7"] * 6, prompts=["3+4="] * 6) == expected
-    assert models.reward([[{"role": "assistant", "content": text}] for text in texts], answer=["7"] * 6) == expected
-    with pytest.raises(ValueError, match="zip"):
-        models.reward(["7"], answer=["7", "8"])
+    assert len(models.equal_length_rows(plain)) == 200 and len(models.equal_length_rows(plain, length=6)) == 100
+    assert models.reward(["7", " 7\n", "77", ""], answer=["7"] * 4) == [1.0, 1.0, 0.0, 0.0]
+    assert models.reward([[{"role": "assistant", "content": "7"}]], answer=["7"]) == [1.0]
 
 
 def test_accuracy_leaves_no_trace(tiny, monkeypatch):
@@ -140,12 +125,10 @@ def without_a_tensor(data):
     ("name", "change", "says"),
     [
         ("model.safetensors", lambda data: data[:500_000], "corrupt.*SafetensorError"),  # an interrupted download
-        ("config.json", lambda data: b"{", "corrupt"),  # half-written
         # a config and a checkpoint that do not belong together
         ("config.json", lambda data: json.dumps(json.loads(data) | {"intermediate_size": 300}).encode(), "corrupt"),
         # `from_pretrained` only warns, and draws what is missing at random
         ("model.safetensors", without_a_tensor, r"incomplete: 1 parameters .* model\.layers\.1\.mlp\.up_proj\.weight"),
-        ("config.json", None, "config.json is missing"),
         ("model.safetensors", None, "no weights"),
         ("tokenizer*", None, "no tokenizer"),
     ],
@@ -249,20 +232,3 @@ def test_a_folder_saved_by_transformers_5_is_not_read_wrong_by_an_older_one(
     monkeypatch.setattr(models, "_is_5", lambda: False)
     with pytest.raises(models.ModelError, match=rf"was saved by transformers 5, and transformers .* Next: .*{found}"):
         models.load(str(folder))
-
-
-def test_an_untrained_model_answers_by_its_prompt_and_leaves_torch_s_numbers_alone():
-    """A probe of completions shows nothing in a model whose next token does not depend on the prompt."""
-    from transformers import LlamaConfig
-
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    model = models.untrained(LlamaConfig)
-    assert torch.rand(1) == expected and not model.training
-    prompts = torch.randint(3, 500, (16, 8), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        next_tokens = model(prompts).logits[:, -1].argmax(-1)
-        other = model(torch.cat([prompts[1:], prompts[:1]])[:, :-1]).logits[:, -1].argmax(-1)
-    assert len(set(next_tokens.tolist())) > 8 and (next_tokens != other).float().mean() > 0.8
-    assert models.untrained(LlamaConfig).lm_head.weight.equal(model.lm_head.weight)

@@ -112,21 +112,6 @@ def test_two_visible_gpus(measured):
     assert (found["data_parallel"], found["copies"], found["quantization_elsewhere"]) == (0, 1, 0)
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        {"command": "torchrun --nproc_per_node 2 train.py", "at": "own"},
-        {"command": PLAIN, "at": "PartialState().device", "top": "os.environ['CUDA_VISIBLE_DEVICES'] = '0'"},
-        {"command": PLAIN, "first": "torch.cuda.device_count(); os.environ['CUDA_VISIBLE_DEVICES'] = '0'"},
-    ],
-)
-def test_every_cure_is_one(measured, script):
-    found = measured(**script)
-    assert found["processes"] == found["devices_seen"] == found["copies"] == found["models_in_4bit"]
-    names = ["data_parallel", "ranks_refused", "tensors_elsewhere", "layers_refused", "layers_refused_single"]
-    assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
-
-
 def test_where_each_process_sees_one_gpu_its_index_is_no_device(measured):
     """A scheduler shows each process a GPU of its own, and all are number 0: the index of rank 1 names no card."""
     found = measured("CUDA_VISIBLE_DEVICES=1 " + LAUNCHED, "PartialState().device")

@@ -14,7 +14,6 @@ from small import checkpoint, llava, lora, said
 from failurelab import _greedy, gradients, rollouts
 from failurelab._unwrap import unwrap
 from failurelab.guards import RolloutGuard
-from failurelab.handles import HandleError
 from failurelab_course.experiments import models
 
 installed = Version(transformers.__version__)
@@ -107,16 +106,6 @@ def test_a_loop_of_ones_own_is_judged_with_gradients_as_it_has_them(model, token
         assert report.agrees or report.error > 1
 
 
-def test_without_the_cache_it_is_right_everywhere(model, tokenizer):
-    """The cure that reaches generation: use_cache=False as an argument, or in the config that is handed over."""
-    checkpoint(model, reentrant=False)
-    report = check(model, tokenizer, use_cache=False)
-    assert report.agrees and report.use_cache is False
-    config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, use_cache=False)
-    report = rollouts.check(model, tokenizer, MIXED, generation_config=config)
-    assert report.agrees and report.use_cache is False
-
-
 @pytest.mark.parametrize(("reentrant", "peft"), [(True, False), (False, True)])
 def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, tokenizer, reentrant, peft):
     options = generate_options(model, tokenizer)
@@ -141,34 +130,20 @@ def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, to
     assert state(model) == before and model.training
 
 
-def test_a_processor_is_asked_for_text(model, tokenizer):
-    """Its first argument is an image; a conversation is rendered by the template of its own."""
-
-    class Processor:
-        def __init__(self):
-            self.tokenizer = tokenizer
-
-        def __call__(self, images=None, text=None):
-            raise AssertionError("a text was handed over as an image")
-
-        def apply_chat_template(self, messages, **_):
-            return "".join(message["content"] for message in messages)
-
-    ids, _ = _greedy.encode(model, Processor(), [[{"role": "user", "content": "3+4="}]], 4)
-    assert torch.equal(ids, _greedy.encode(model, tokenizer, ["3+4="], 4)[0])
-
-
-def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model, tokenizer):
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model, tokenizer, partial):
+    """Without a repair use_cache=False, as an argument or in the config that is handed over, reaches generation too."""
     checkpoint(model, reentrant=False)
-    broken = check(model, tokenizer)
-    before = state(model)
-    handle = rollouts.repair(model)
-    assert check(model, tokenizer).agrees
-    handle.remove()
-    assert state(model) == before
-    assert check(model, tokenizer) == broken
-    with pytest.raises(HandleError):
-        handle.remove()
+    if partial:
+        model.generate = functools.partial(model.generate, top_k=0)
+    broken, before = check(model, tokenizer), state(model)
+    with rollouts.repair(model):
+        assert check(model, tokenizer).agrees
+    assert state(model) == before and check(model, tokenizer) == broken and broken.agrees == RIGHT
+    config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, use_cache=False)
+    for options in ({"use_cache": False}, {"generation_config": config}):
+        report = check(model, tokenizer, **options)
+        assert report.agrees and report.use_cache is False
 
 
 def test_a_tokenizer_for_generate_is_no_second_one(model, tokenizer):
@@ -182,27 +157,6 @@ def test_a_tokenizer_for_generate_is_no_second_one(model, tokenizer):
         model.train(), tokenizer, model.generate, batch.input_ids, attention_mask=batch.attention_mask, **options
     )
     assert guard.report.agrees
-
-
-def test_a_model_whose_generate_is_a_partial_is_repaired(model, tokenizer):
-    checkpoint(model, reentrant=False)
-    model.generate = functools.partial(model.generate, top_k=0)
-    assert check(model, tokenizer).agrees == RIGHT
-    rollouts.repair(model)
-    assert check(model, tokenizer).agrees
-
-
-def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokenizer):
-    """A trainer copies the policy for the reference model after a user has repaired it."""
-    options = generate_options(model, tokenizer)
-    rollouts.repair(model)
-    twin = copy.deepcopy(model)
-    expected = model.generate(**options)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    assert torch.equal(twin.generate(**options), expected)
-    assert not torch.equal(model.generate(**options), expected)
 
 
 def test_a_check_changes_nothing(model, tokenizer):
@@ -275,23 +229,15 @@ def test_the_same_completions_from_other_probabilities_are_a_disagreement(model,
     assert report.agreeing == len(MIXED) and not report.agrees and report.mean_error > 0.01
 
 
-def test_the_completions_are_those_of_each_prompt_alone(model, tokenizer):
-    """Padding a batch, on the left whatever the tokenizer's side, changes no completion."""
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.padding_side = "right"
-    for rollout, prompt in zip(check(model, tokenizer).rollouts, MIXED):
-        alone = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=4, do_sample=False)[0]
-        assert rollout.prompt == prompt
-        assert prompt + rollout.training == tokenizer.decode(alone, skip_special_tokens=True)
-
-
 def test_the_log_probability_is_that_of_the_tokens(model, tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
     report = rollouts.check(model, tokenizer, "3+4=", max_new_tokens=4)  # a plain string is one prompt
     ids = tokenizer("3+4=" + report.rollouts[0].evaluation)["input_ids"] + [tokenizer.eos_token_id]
     with torch.no_grad():
         logps = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
     expected = torch.stack([logps[at - 1, ids[at]] for at in range(4, len(ids))]).mean().item()
     assert report.evaluation_logp == pytest.approx(expected, abs=1e-4)
+    tokenizer.padding_side = "right"  # a batch is padded on the left all the same
     report = check(model, tokenizer, [models.as_chat("3+4="), models.as_chat("12+5=")])  # by the chat template
     assert report.agrees and len(report.rollouts) == 2 and report.rollouts[0].prompt != "3+4="
 
@@ -351,26 +297,17 @@ def test_tokens_are_scored_with_the_images_of_their_prompt(tokenizer, checkpoint
 
 
 @pytest.mark.parametrize(
-    "ids",
+    ("rows", "known"),
     [
-        torch.tensor([[31] * 4 + [31] * 4 + [5], [0] * 4 + [31] * 4 + [7]]),  # two images, and one
-        torch.tensor([[31] * 4 + [31] * 4 + [5], [0] * 7 + [6, 7], [0] * 4 + [31] * 4 + [7]]),  # two, none, one
+        ([[31] * 8 + [5], [0] * 7 + [6, 7], [0] * 4 + [31] * 4 + [7]], True),  # two images, none, one
+        ([[31] * 6 + [5], [31] * 6 + [7]], False),  # one and a half each
     ],
 )
-def test_prompts_with_other_numbers_of_images_are_scored_with_theirs(tokenizer, ids):
-    """Whose an image is follows from the tokens that stand for it."""
+def test_prompts_with_other_numbers_of_images_are_scored_with_theirs(tokenizer, rows, known):
+    """Whose an image is follows from the tokens that stand for it; where it does not, nothing is accused."""
+    ids = torch.tensor(rows)
     guard, messages = judged(llava(), tokenizer, ids, (ids != 0).long(), pixel_values=images())
-    assert guard.report.agrees and guard.report.error < 1e-4 and not messages
-
-
-def test_images_that_belong_to_no_one_prompt_are_not_judged(tokenizer):
-    """Three images, and tokens for one and a half in each prompt: whose is which is not known, nothing is accused."""
-    ids = torch.tensor([[31] * 6 + [5], [31] * 6 + [7]])
-    guard, messages = judged(llava(), tokenizer, ids, (ids != 0).long(), pixel_values=images())
-    assert guard.report is None and len(messages) == 1 and "could not check" in messages[0]
-
-
-def test_prompts_of_ones_own_come_without_the_trainer_s_images(tokenizer):
-    guard = RolloutGuard("warn", prompts=["3+4=", "12+19="], max_new_tokens=4)
-    guard, messages = judged(llava(), tokenizer, guard=guard, pixel_values=images())
-    assert guard.report.agrees and not messages
+    if known:
+        assert guard.report.agrees and guard.report.error < 1e-4 and not messages
+    else:
+        assert guard.report is None and len(messages) == 1 and "could not check" in messages[0]

@@ -26,14 +26,9 @@ def ids(text):
         (LOG + NOTICE, ["F7", "F1"]),
         (NOTICE + "\n" + LOG + ELEMENT, ["F2", "F7", "F23", "F1"]),  # errors first, wherever it stands
         ("None of the inputs have requires_grad=True", ["F1"]),  # cut short by the reader
-        ("the inputs have requires_grad=True. Gradients", ["F1"]),
         ("AttributeError: 'LlamaForCausalLM' object has no attribute 'optimizer'", ["F4"]),
         ("AttributeError: 'MyTrainer' object has no attribute 'optimizer'", []),
-        ("AttributeError: 'NoneType' object has no attribute 'backward'", ["F4"]),
         ("ValueError: generation_batch_size (6) must be divisible by num_generations (8).", ["F22"]),
-        ("ValueError: generation_batch_size (4) must be divisible by the global batch size (8).", ["F22"]),
-        ("mean_grouped_rewards = rewards.view(-1, self.num_generations).mean(dim=1)", ["F22"]),
-        ("RuntimeError: shape '[-1, 8]' is invalid for input of size 2", ["F22"]),
         ("loss: 0.3", []),
     ],
 )
@@ -41,16 +36,14 @@ def test_what_a_text_finds(text, expected):
     assert ids(text) == expected
 
 
-def test_the_line_is_shown_with_its_number(monkeypatch):
-    """In a log of many lines too, where it is looked at in blocks, and may stand across two."""
+def test_the_line_is_shown_with_its_number():
+    """In a log of many lines too; the text may stand across two of them."""
     lines = [f"step {number}\n" for number in range(30_000)]
     lines[25_000:25_000] = ["[rank0]: element 0 of tensors does not\n", "require grad and does not have a grad_fn\n"]
     first, second = symptoms.find_matches(lines)
     assert (first.failure.id, first.number) == ("F2", 25_001)
     assert (second.failure.id, second.number) == ("F23", 25_001)  # prints the same, and says what decides
     assert "line 25001: [rank0]: element 0 of tensors does not" in symptoms.describe(lines)
-    monkeypatch.setattr(symptoms, "_BLOCK", 10)
-    assert [match.number for match in symptoms.find_matches(["step\n"] * 9 + lines[25_000:25_110])] == [10, 10]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +51,6 @@ def test_the_line_is_shown_with_its_number(monkeypatch):
     [
         (LOG, "guards.GradientGuard()"),
         (NOTICE, "guards.RolloutGuard()"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "guards.LogitsGuard()"),
         ("AttributeError: 'DeepSpeedZeRoOffload' object has no attribute 'optimizer'", "evaluate() before train()"),
     ],
 )
@@ -80,7 +72,6 @@ WARNING = "/lib/guards/base.py:108: GuardWarning: "
     [
         # zeros everywhere are no sign of a missing gradient: there is nothing to learn from
         (LINE.format(0, 0, "reward_std': '0") * 3, FLAT, HEALTHY),
-        (LINE.format(0, 0, "frac_reward_zero_std': '1"), FLAT, HEALTHY),
         (LINE.format(0, 0, "reward_std': '0") + LINE.format(0, 0.2, "reward_std': '0.1"), HEALTHY, FLAT),
         # a loss of 0 with a gradient, in the log or in a reader's words
         (LINE.format("-1.2e-08", 0.13, "reward_std': '0.1") * 4, HEALTHY, FLAT),
@@ -99,13 +90,6 @@ WARNING = "/lib/guards/base.py:108: GuardWarning: "
 def test_what_figures_and_guards_say(text, said, not_said):
     answer = symptoms.describe(text.splitlines(keepends=True))
     assert said in answer and not_said not in answer
-
-
-def test_an_unknown_text_is_two_lines_and_every_answer_leads_on():
-    assert len(symptoms.describe(["hello"]).splitlines()) == 2
-    for text in ("hello", LOG, ELEMENT, WARNING + "StepGuard: step 1", "my loss is 0"):
-        last = symptoms.describe([text]).splitlines()[-1]
-        assert "failurelab preflight SCRIPT" in last and "failurelab diagnose RUN" in last
 
 
 @pytest.mark.parametrize("failure", failures.all(), ids=lambda failure: failure.id)
@@ -135,9 +119,3 @@ def test_logs_of_any_kind(tmp_path, content, answer):
         assert answer in symptoms.describe(symptoms.read_log(log))
     except symptoms.LogError as error:
         assert answer in str(error) and "Next: " in str(error) and error.exit_status == 2
-
-
-def test_a_text_around_a_notice_is_one():
-    failure = failures.get("F7")
-    (text, told), *_ = failure.notices.items()
-    assert symptoms.Match(failure, text + ELEMENT, 1, text).notice == told

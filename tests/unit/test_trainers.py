@@ -3,7 +3,6 @@
 import gc
 import math
 import os
-import re
 import tempfile
 import types
 
@@ -79,14 +78,6 @@ def test_every_option_is_what_it_says(monkeypatch):
     assert not trainer.args.bf16 and not trainer.model.is_gradient_checkpointing
     assert trainer.args.gradient_accumulation_steps == 1 and trainer.accelerator.mixed_precision == "no"
     assert os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "no"
-
-
-def test_checkpointing_is_asked_for_by_its_old_name(recwarn):
-    """Today's transformers calls it activation checkpointing; the run that is asked for is made, without a warning."""
-    assert trained(steps=1, gradient_checkpointing=True).model.is_gradient_checkpointing
-    made = trainers.grpo(*models.load(), steps=1, gradient_checkpointing_kwargs={"use_reentrant": True})
-    assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": True}
-    assert not [each for each in recwarn if re.match("`gradient_checkpointing(_kwargs)?` is dep", str(each.message))]
 
 
 def test_an_option_unknown_to_the_release_is_an_error(monkeypatch):

@@ -140,9 +140,6 @@ def test_steps_that_round_to_nothing_are_told():
     assert guard.report.dtypes == ("bfloat16",)
     with pytest.raises(guards.GuardTripped, match="UpdateGuard: in steps 1 to 3 together"):
         run(low(), [1e-6] * 6, action="stop")
-    some = lambda step, p: torch.randn_like(p) * (step > 2)  # noqa: E731
-    _, messages = run(low(), [1e-6] * 8, gradient=some)  # batches whose rewards are all equal come first
-    assert len(messages) == 1 and "in steps 4 to 6 together" in messages[0]
     _, messages = run(low(), [1e-6, 8e-7, 5e-7, 2e-7])  # a share of three steps was told as that of the third
     assert "in steps 1 to 3 together, at learning rates of 1e-06 to 5e-07, " in messages[0]
     for wrong in ({"least": 0}, {"steps": 1}):
@@ -188,10 +185,9 @@ def adapter(dtype=torch.float32):
     [
         (low, 3e-5, "slowed", "dtype=torch.float32"),
         (low, 1e-2, "whole", ""),
-        (lambda: adapter(torch.bfloat16), 1e-6, "slowed", "updates.to_float32(trainer.model)"),
         (lambda: adapter(torch.bfloat16), 2e-4, "slowed", "updates.to_float32(trainer.model)"),
     ],
-    ids=["a part", "nearly all", "adapters, 1e-6", "adapters, 2e-4"],
+    ids=["a part", "nearly all", "adapters"],
 )
 def test_a_part_that_changes_is_a_note_and_stops_nothing(build, rate, grade, told):
     """An adapter's B begins at zero and moves whole, so the other half is what is graded."""
@@ -217,26 +213,18 @@ def test_adapters_are_cast_back_in_place():
         updates.to_float32(model)
 
 
-def frozen():
-    model = qwen2(dtype=torch.bfloat16).requires_grad_(False)
-    model.model.norm.float().requires_grad_(True)
-    return model
-
-
 @pytest.mark.parametrize(
     ("build", "options"),
     [
         (qwen2, {}),
         (adapter, {}),
-        (frozen, {}),
         (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0, *(2e-7 * power for power in range(1, 6)), *[1e-2] * 4]}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0] * 6}),
         (lambda: qwen2(dtype=torch.bfloat16), {"gradient": lambda step, p: torch.zeros_like(p)}),
         (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": moving(stochastic)}),
         (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": moving(master)}),
         (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Partition}),
     ],
-    ids=["float32", "adapter", "frozen", "warm-up", "rate-0", "zero-gradients", "stochastic", "master", "partition"],
+    ids=["float32", "adapter", "warm-up", "zero-gradients", "stochastic", "master", "partition"],
 )
 def test_no_false_alarm(build, options):
     _, messages = run(build(), **{"rates": [1e-6] * 6} | options)

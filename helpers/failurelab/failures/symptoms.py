@@ -17,8 +17,6 @@ PAGE = "docs/symptoms.md"
 _Text = tuple[str, str, failures.Failure]  # as it is looked up, as the registry has it, and whose it is
 _CUT = 20  # characters of a text that a reader must have left of it
 _SHORT = 40  # lines; what is pasted is looked at for texts that were cut short, a whole log is not
-_BLOCK = 20_000  # lines that are looked at together
-_WRAPPED = 8  # lines that a terminal may make of one text
 _NUMBER = r"['\"]?(-?[\d.]+(?:e-?\d+)?)['\"]?"
 _METRIC = re.compile(rf"['\"](loss|grad_norm|reward_std|frac_reward_zero_std)['\"]: {_NUMBER}")
 _GUARD = re.compile(r"Guard(?:Warning|Tripped): (\w+): (.+)")  # as Python prints a warning, or an error that ended it
@@ -108,39 +106,32 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     """
     texts = [(_normal(symptom), symptom, failure) for failure in failures.all() for symptom in failure.symptoms]
     matches: dict[tuple[str, str], Match] = {}  # by failure and text: two failures may print the same
-    block: list[str] = []
-    before = total = 0  # lines that went before the block, and lines in all
-    for line in lines:
-        block.append(line)
-        total += 1
-        if len(block) == _BLOCK:
-            _match_block(block, before, texts, matches)
-            before, block = total - _WRAPPED, block[-_WRAPPED:]
-    _match_block(block, before, texts, matches)
-    if total <= _SHORT:
-        _match_cut(block, texts, matches)
+    log = list(lines)
+    _match_whole(log, texts, matches)
+    if len(log) <= _SHORT:
+        _match_cut(log, texts, matches)
     return sorted(
         (match for match in matches.values() if not _is_part(match, matches)),
         key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id),
     )
 
 
-def _match_block(block: list[str], before: int, texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
+def _match_whole(log: list[str], texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
     starts, position = [], 0
-    words = [_normal(line) for line in block]
+    words = [_normal(line) for line in log]
     for line in words:
         starts.append(position)
         position += len(line) + bool(line)
     joined = " ".join(line for line in words if line)
     for text, symptom, failure in texts:
         at = joined.find(text)
-        if at >= 0 and (failure.id, symptom) not in matches:
+        if at >= 0:
             number = max(index for index, start in enumerate(starts) if start <= at and words[index])
-            matches[failure.id, symptom] = Match(failure, symptom, before + number + 1, block[number].strip())
+            matches[failure.id, symptom] = Match(failure, symptom, number + 1, log[number].strip())
 
 
-def _match_cut(block: list[str], texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
-    for index, line in enumerate(block):
+def _match_cut(log: list[str], texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
+    for index, line in enumerate(log):
         words = _normal(line)
         for text, symptom, failure in texts:
             whole = len(words) >= _CUT and words in text

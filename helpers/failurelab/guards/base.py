@@ -142,8 +142,7 @@ class Guard(TrainerCallback):
 
     def _held(self, message: str, failures: tuple[str, ...] = ()) -> None:
         """Say at log level INFO what was checked and held, of all that the guard looks for or of these failures."""
-        self._leave("held", message, failures)
-        _log.info("%s: %s", type(self).__name__, message)
+        self._log("held", message, failures)
 
     def _finds(self, id: str, figures: verdicts.Figures, mechanism: str = "") -> verdicts.Judgement | None:
         """Return what the registry says of figures in which it finds a failure; None where it does not."""
@@ -171,12 +170,14 @@ class Guard(TrainerCallback):
 
     def _not_seen(self, message: str, ids: tuple[str, ...]) -> None:
         """Say at log level INFO what this run could not have shown: nothing is wrong with it by that."""
-        self._leave("not checked", message, ids)
-        _log.info("%s: %s", type(self).__name__, message)
+        self._log("not checked", message, ids)
 
     def _nothing_to_check(self, message: str) -> None:
         """Say at log level INFO that nothing was checked, because there was nothing that could fail, or show it."""
-        self._leave("n/a", message)
+        self._log("n/a", message)
+
+    def _log(self, kind: str, message: str, failures: tuple[str, ...] = ()) -> None:
+        self._leave(kind, message, failures)
         _log.info("%s: %s", type(self).__name__, message)
 
     def _begin_report(self, args: Any, state: Any) -> None:

@@ -12,7 +12,6 @@ Upstream: TRL #2671 (no gradient), #6700 and #3031 (an adapter that no optimizer
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,16 +47,15 @@ class GradientGuard(Guard):
     Args:
         action: `stop` raises GuardTripped before the optimizer's first step, `warn` issues a GuardWarning.
         steps: optimizer steps to wait for, if a parameter may rightly get none in one batch.
-        ignore: a regular expression for names of parameters that may go without a gradient.
     """
 
     failures = ("F1", "F2", "F23")
 
-    def __init__(self, action: Action = "stop", *, steps: int = 1, ignore: str = ""):
+    def __init__(self, action: Action = "stop", *, steps: int = 1):
         super().__init__(action)
         if steps < 1:
             raise ValueError(f"steps={steps}: at least one step must run before its gradients can be judged")
-        self.steps, self.ignore = steps, ignore
+        self.steps = steps
         self._steps_seen = 0
         self._watch: gradients.GradientWatch | None = None
         self._not_optimized: tuple[str, ...] = ()
@@ -96,10 +94,8 @@ class GradientGuard(Guard):
     def _judge_optimizer(self, model: nn.Module, optimizer: Any, trainable: tuple[str, ...]) -> None:
         """Tell of trainable tensors that no step will change, because the optimizer does not hold them."""
         left_out = () if optimizer is None else gradients.not_optimized(model, optimizer)
-        self._not_optimized = tuple(name for name in left_out if not self._ignores(name))
+        self._not_optimized = left_out
         if optimizer is not None:
-            kept, left = len(trainable) - len(self._not_optimized), len(self._not_optimized)
-            self._figures |= {"tensors_trainable": kept, "tensors_not_optimized": left}
             self._controls = {
                 "an empty optimizer": plants.empty_optimizer(model),
                 "a tensor taken out of the optimizer": plants.taken_out(model, optimizer),
@@ -114,9 +110,6 @@ class GradientGuard(Guard):
                 self.report,
                 ("F23",),
             )
-
-    def _ignores(self, name: str) -> bool:
-        return bool(self.ignore and re.search(self.ignore, name))
 
     def _look_ahead(self, model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Tell, before the first backward pass, of a training pass that has nothing to go back through."""
@@ -142,7 +135,7 @@ class GradientGuard(Guard):
         report, planted, self._watch = self._watch.report(), self._watch.planted(), None
         self._stop()
         calls, self._calls = self._calls, []
-        missing = tuple(name for name in report.without_gradient if not self._ignores(name))
+        missing = report.without_gradient
         unused = self._find_unused(model, missing, calls) if 0 < len(missing) < len(report.trainable) else ()
         left = tuple(name for name in report.without_gradient if name not in unused)
         self.report = dataclasses.replace(
@@ -153,7 +146,7 @@ class GradientGuard(Guard):
                 f"after step {state.global_step + 1}, {self.report} That is no failure, where they need not train"
             )
         message = f"after step {state.global_step + 1}, {self.report}"
-        if found := self._lacking(sum(not self._ignores(name) for name in left)):
+        if found := self._lacking(len(left)):
             self._trip(message, self.report, found)
             return
         figures = self._figures | {"steps_done": state.global_step + 1, "error": ""}

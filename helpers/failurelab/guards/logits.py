@@ -12,8 +12,6 @@ Upstream: TRL #2770 (swallowed argument), #2773 (all rows made, then cut).
 """
 
 import dataclasses
-import statistics
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +26,6 @@ from failurelab.measure.alignment import MisalignedLogProbs, check_alignment
 from failurelab.measure.scores import ScoredRows, read_scored_rows
 
 _WASTE = 1.5  # times as many rows made as used are told
-_SETTLED = 3  # first steps, whose median peak of memory, over that at the start, counts as usual
-_GROWTH, _LEAST = 2.0, 256 << 20  # times that, and so many bytes more, are told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +51,14 @@ class LogitsReport(ScoredRows):
 
 
 class LogitsGuard(Guard):
-    """Stop when log-probabilities are another token's; warn when most logits go unused, or step memory grows.
+    """Stop when log-probabilities are another token's; warn when most logits go unused.
 
     Each at most once in a run. Only the first backward pass with a gradient to read is read; `report` is then a
     `LogitsReport`, and None if no pass could be read.
 
     Args:
         action: `stop` raises GuardTripped before the optimizer's step when tokens are scored at other positions;
-            `warn` issues a GuardWarning. Waste and growth only ever warn: the numbers are right.
+            `warn` issues a GuardWarning. Waste only ever warns: the numbers are right.
     """
 
     failures = ("F3b",)
@@ -73,10 +69,8 @@ class LogitsGuard(Guard):
         self._begin()
 
     def _begin(self) -> None:
-        self._start: int | None = None  # bytes
-        self._first_peaks: list[int] = []
         self._asked: str | None = None
-        self._fused = self._judged = self._grew = False
+        self._fused = self._judged = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Start to listen to the model's forward."""
@@ -86,7 +80,6 @@ class LogitsGuard(Guard):
         self._temperature = getattr(args, "temperature", None) or 1.0
         hook = model.register_forward_hook(lambda _, *called: self._check(self._listen, *called), with_kwargs=True)
         self._listening.callback(hook.remove)
-        self._start = peak_so_far()
 
     def _listen(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -158,23 +151,6 @@ class LogitsGuard(Guard):
             name = f"(By which name this model is asked for fewer could not be found: {type(error).__name__}.) "
         return f"{name}Next: versions that fit, {repair}or failurelab.logits.completion_logps."
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Compare this step's peak memory with that of the first ones."""
-        if self._start is None or self._grew:
-            return
-        peak = peak_so_far() - self._start
-        if len(self._first_peaks) < _SETTLED:
-            self._first_peaks.append(peak)
-            return
-        usual = statistics.median(self._first_peaks)
-        if peak > _GROWTH * usual and peak - usual > _LEAST:
-            self._grew = True
-            self._warn(
-                f"in step {state.global_step} peak memory reached {peak / 2**20:.0f} MiB over that before training, "
-                f"after {usual / 2**20:.0f} in the first {_SETTLED}. Longer sequences, or logits for all of them. "
-                "Next: compare rows of logits made and used (this guard's report), or look for tensors that are kept."
-            )
-
     def _probe(self) -> None:
         try:
             alignment = check_alignment(_fused_scores, self._model, temperature=self._temperature)
@@ -195,13 +171,3 @@ def _fused_scores(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, lengt
     output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
     scores: torch.Tensor = output.log_probs[:, -length:]
     return scores
-
-
-def peak_so_far() -> int:
-    """Return the peak memory of this process so far, in bytes: allocated on the GPU, or else resident."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    import resource  # Windows has none
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kibibytes, but on macOS bytes

@@ -17,7 +17,6 @@ Upstream: TRL #3029, #4159, #2698, #5312, #5814, #5224.
 
 import collections
 import dataclasses
-import importlib.metadata
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ import torch
 from torch import nn
 
 from failurelab import mismatch, plants, zero3
-from failurelab._unwrap import unwrap
 from failurelab.failures import verdicts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import eval_mode, wrap_method
@@ -46,12 +44,6 @@ NEXT = {
     "unknown": "compare one prompt by hand: the same ids through the engine and through the trainer's model",
 }
 _FAILURES = {"stale": ("F16",), "temperature": ("F15",), "dtype": ("F16", "F17"), "tokens": ("F18",)}
-_COPIED = (
-    "rollout_func generates with a deep copy of trainer.model that computes with the trained weights themselves: from "
-    "1.15 on trl gives a model a forward that holds it, and copy.deepcopy takes that along. So the copy is no engine "
-    "of its own: neither weights that it is sent nor a dtype have an effect. Next: copy the model before GRPOTrainer "
-    "is made, load it again, or vars(copied).pop('forward', None)"
-)
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 _ROWS = 32  # completions of a batch that are compared
 _SEQUENCES = 4  # whose logits are kept until the gradient is there
@@ -69,14 +61,12 @@ class EngineMismatchReport:
         looks_like: `stale`, `temperature`, `dtype`, `tokens` or `unknown` where the two are not one policy, else empty.
         undone: suspect to mean gap that is left, in nats a token, when it is undone.
         logged: what the run's log says of the gap, where nothing could be compared; else None.
-        problem: what was wrong with the engine's answer; empty if nothing.
     """
 
     gaps: tuple[tuple[int, mismatch.Gap], ...] = ()
     looks_like: str = ""
     undone: dict[str, float] = dataclasses.field(default_factory=dict)
     logged: mismatch.LoggedGap | None = None
-    problem: str = ""
 
 
 class EngineMismatchGuard(Guard):
@@ -91,7 +81,6 @@ class EngineMismatchGuard(Guard):
     Args:
         trainer: the trainer that it is added to; callbacks are not given it.
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped before anything is trained on the batch.
-        every: compare every so many batches of rollouts; each costs a forward pass over 32 completions.
         history: copies of the trainable weights that are kept in main memory, besides those of the start, to find out
             how old a stale engine is; 0 keeps none.
     """
@@ -103,13 +92,10 @@ class EngineMismatchGuard(Guard):
         trainer: Any,
         action: Action = "warn",
         *,
-        every: int = 1,
         history: int = 2,
     ):
         super().__init__(action)
-        if every < 1:
-            raise ValueError(f"every={every}: it compares every so many batches, so 1 or more")
-        self.every, self.history = every, history
+        self.history = history
         self._trainer: Callable[[], Any] = weakref.ref(trainer)
         self._forget(None)
 
@@ -117,7 +103,6 @@ class EngineMismatchGuard(Guard):
         self._batches = 0
         self._said: set[str] = set()
         self._pairs = False  # whether the loss compares pairs
-        self._called: set[str] = set()  # `model` and `decoder`, since the rollout function was asked
         self._read: float | None = None
         self._hidden = False
         self._places: list[verdicts.Figures] = []
@@ -138,8 +123,6 @@ class EngineMismatchGuard(Guard):
                 self._could_not_check("with ZeRO-3 the policy cannot be scored beside the trainer")
             return
         self._forget(model)
-        if callable(getattr(trainer, "rollout_func", None)):
-            self._listen_to_function(trainer)
         if callable(getattr(trainer, "_generate_and_score_completions", None)):
 
             def around(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -166,14 +149,14 @@ class EngineMismatchGuard(Guard):
             self._say(
                 "gap",
                 f"the engine that generates is not the policy that is trained: {gap}. It looks like {cause}. "
-                f"Next: {self._next(cause)}",
+                f"Next: {NEXT[cause]}",
             )
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""
-        if not (self.report.looks_like or self.report.problem):
+        if not self.report.looks_like and "answer" not in self._said:
             if self.report.logged:
-                self._held(str(self.report.logged))
+                self._conclude(str(self.report.logged), [{"policy_gap": self.report.logged.last}], {}, ("F16",))
             elif self.report.gaps:
                 message = f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}"
                 self._conclude(message, self._places, self._controls, ("F16",))
@@ -192,61 +175,15 @@ class EngineMismatchGuard(Guard):
                 self._nothing_to_check("the trainer generates by itself: there is no second engine to compare with")
         super().on_train_end(args, state, control)
 
-    def _listen_to_function(self, trainer: Any) -> None:
-        """Look at what a rollout function answers, before the trainer pads it."""
-
-        def around(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            self._check(self._called.clear)
-            try:
-                answer = function(*args, **kwargs)
-            except Exception as error:
-                self._check(self._say, "answer", f"the engine does not answer: {type(error).__name__}: {error}")
-                raise
-            self._check(self._look_for_copy)
-            self._check(self._look_at_answer, answer)
-            return answer
-
-        what = "answers are looked at by EngineMismatchGuard"
-        self._listening.enter_context(wrap_method(trainer, "rollout_func", around, what))
-        base = unwrap(trainer.model)
-        decoder = getattr(base, getattr(base, "base_model_prefix", ""), None)
-        for name, module in (("model", trainer.model), ("model", base), ("decoder", decoder)):
-            if module is not None:
-                hook = module.register_forward_pre_hook(lambda *_, name=name: self._check(self._called.add, name))
-                self._listening.callback(hook.remove)
-
-    def _look_for_copy(self) -> None:
-        """Tell of an engine whose forward is the policy's: it calls the policy's decoder, and not the policy."""
-        if self._called == {"decoder"} and "copy" not in self._said:
-            self._said.add("copy")
-            self._warn(_COPIED)
-
-    def _look_at_answer(self, answer: Any) -> None:
-        ids, logps = (answer or {}).get("completion_ids"), (answer or {}).get("logprobs")
-        if not ids:
-            self._say("answer", "the engine answers without a completion")
-        elif logps is None:
-            self._say("answer", "the engine gives no log-probabilities, so nothing can be compared")
-        elif lengths := [(len(a), len(b)) for a, b in zip(ids, logps, strict=False) if len(a) != len(b)]:
-            self._say(
-                "answer",
-                f"{len(lengths)} of {len(ids)} completions have another number of log-probabilities than of tokens, "
-                f"such as {lengths[0][1]} for {lengths[0][0]} tokens",
-            )
-        elif len(ids) != len(logps):
-            self._say("answer", f"the engine gives log-probabilities for {len(logps)} of {len(ids)} completions")
-
     def _judge(self, batch: dict[str, Any]) -> None:
         """Compare one batch of rollouts."""
         engine = batch.get("sampling_per_token_logps")
         trainer = self._trainer()
         if engine is None:
-            if getattr(trainer.args, "use_vllm", False):
-                self._could_not_check("this version of trl asks vLLM for no log-probabilities")
+            if getattr(trainer.args, "use_vllm", False) or getattr(trainer, "rollout_func", None):
+                self._cannot_compare("the engine gives no log-probabilities, or this version of trl asks for none")
             return
         number, self._batches = self._batches, self._batches + 1
-        if number % self.every or "answer" in self._said:
-            return
         batch = {
             name: value[:_ROWS] for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()
         }
@@ -258,7 +195,7 @@ class EngineMismatchGuard(Guard):
         try:
             gap = mismatch.compare(policy, engine, mask)
         except mismatch.EngineAnswerError as error:
-            self._say("answer", str(error))
+            self._cannot_compare(str(error))
             return
         self.report = dataclasses.replace(self.report, gaps=(*self.report.gaps, (step, gap)))
         off = bool(self._finds("F16", gap.figures) or self._finds("F17", gap.figures))
@@ -293,14 +230,8 @@ class EngineMismatchGuard(Guard):
         cause = self.report.looks_like
         return (
             f"the engine that generates is not the policy that is trained: {gap}{drift}. It looks like {cause}; mean "
-            f"gap left when undone: {left}. Next: {self._next(cause)}"
+            f"gap left when undone: {left}. Next: {NEXT[cause]}"
         )
-
-    def _next(self, cause: str) -> str:
-        """Return what to do: where this release never sends the weights, that."""
-        trl = importlib.metadata.version("trl")
-        known = mismatch.never_synced(vars(self._trainer().args), trl) if cause == "stale" else ""
-        return known or NEXT[cause]
 
     def _undo(self, batch: Any, policy: Any, engine: Any, mask: Any, gap: mismatch.Gap) -> tuple[dict[str, float], str]:
         """Undo each suspect by itself; return the mean gaps that are left, and the suspect that explains the gap."""
@@ -399,12 +330,16 @@ class EngineMismatchGuard(Guard):
         config = getattr(self._trainer(), "generation_config", None)
         return float(getattr(config, "temperature", None) or self._temperature)
 
+    def _cannot_compare(self, reason: str) -> None:
+        """Say once that an engine's answer cannot be compared."""
+        if "answer" not in self._said:
+            self._said.add("answer")
+            self._could_not_check(reason)
+
     def _say(self, kind: str, message: str) -> None:
         """Trip once for each kind of thing found."""
         if kind not in self._said:
             self._said.add(kind)
-            if kind == "answer":
-                self.report = dataclasses.replace(self.report, problem=message)
             self._trip(message, self.report, _FAILURES.get(self.report.looks_like, ()))
 
 

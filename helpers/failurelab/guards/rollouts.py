@@ -20,6 +20,8 @@ from failurelab.failures import verdicts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
 
+_PROMPTS = 8  # of the trainer's batch that are judged
+
 
 class RolloutGuard(Guard):
     """Stop or warn when the trainer's generation disagrees with generation in eval mode.
@@ -32,7 +34,6 @@ class RolloutGuard(Guard):
     Args:
         action: `stop` raises GuardTripped before anything is trained on the rollouts, `warn` issues a GuardWarning.
         prompts: judged instead of the trainer's own first batch, texts or lists of messages.
-        max_prompts: so many different prompts of the trainer's batch are judged, the shortest first.
         max_new_tokens: generated for each at most.
         tokenizer: for `prompts` and the report's texts; by default the trainer's.
     """
@@ -44,12 +45,11 @@ class RolloutGuard(Guard):
         action: Action = "stop",
         *,
         prompts: Sequence[_greedy.Prompt] | None = None,
-        max_prompts: int = 8,
         max_new_tokens: int = _greedy.NEW_TOKENS,
         tokenizer: Any = None,
     ):
         super().__init__(action)
-        self.prompts, self.max_prompts, self.max_new_tokens = prompts, max_prompts, max_new_tokens
+        self.prompts, self.max_new_tokens = prompts, max_new_tokens
         self.tokenizer = tokenizer
         self._rounding: float | None = None
         self._places: list[verdicts.Figures] = []  # of the batches that were judged
@@ -102,7 +102,7 @@ class RolloutGuard(Guard):
         if self.report is not None and not padded:
             return  # one batch without padding was judged, and this is another one
         if not _greedy.tensors(kwargs):
-            ids, mask = _shortest(ids, mask, self.max_prompts)  # else rows belong to images and the like: all of them
+            ids, mask = _shortest(ids, mask)  # else rows belong to images and the like: all of them
         config = {} if generation_config is None else {"generation_config": generation_config}
         asked = kwargs.pop("max_new_tokens", None) or getattr(generation_config, "max_new_tokens", None)
         kwargs["max_new_tokens"] = min(asked or self.max_new_tokens, self.max_new_tokens)
@@ -123,8 +123,8 @@ class RolloutGuard(Guard):
             self._conclude(f"checked {len(self.report.rollouts)} prompts: {self.report}", self._places, self._controls)
 
 
-def _shortest(ids: torch.Tensor, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return at most `limit` different rows, those with most padding first: padding may be what goes wrong."""
+def _shortest(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return at most _PROMPTS different rows, those with most padding first: padding may be what goes wrong."""
     different = {tuple(row): index for index, row in reversed(list(enumerate(ids.tolist())))}
-    chosen = sorted(different.values(), key=lambda index: int(mask[index].sum()))[:limit]
+    chosen = sorted(different.values(), key=lambda index: int(mask[index].sum()))[:_PROMPTS]
     return ids[chosen], mask[chosen]

@@ -109,6 +109,13 @@ def check_alignment(
             scores = scores.double()
             errors.append(case.distance(scores))
             if errors[-1] > case.bound:
+                mistakes |= {
+                    "the negative log-probabilities (a loss)": -case.truth,
+                    "probabilities (no logarithm)": case.truth.exp(),
+                    "log-probabilities at temperature 1, and not at the one asked for": _pick(
+                        (case.logits * temperature).log_softmax(-1), case.completion
+                    ),
+                }
                 if not case.mask.all():
                     unmasked = (model(input_ids=case.ids).logits.double() / temperature).log_softmax(-1)
                     mistake = "scores with padding attended to (attention_mask is ignored)"
@@ -247,7 +254,7 @@ def _explain(case: _Case, scores: torch.Tensor, mistakes: Mapping[str, torch.Ten
             error,
         )
     equal = (mistake for mistake, other in mistakes.items() if case.distance(scores, other) <= case.bound)
-    diagnosis = next(equal, "") or _find_scale(case, scores)
+    diagnosis = next(equal, "")
     equals = f"they equal {diagnosis}" if diagnosis else "they match none of the mistakes this probe knows"
     rows = " (see how many rows of logits the model returned)" if "scored" in diagnosis else ""
     return MisalignedLogProbs(
@@ -257,25 +264,3 @@ def _explain(case: _Case, scores: torch.Tensor, mistakes: Mapping[str, torch.Ten
         diagnosis,
         error,
     )
-
-
-def _find_scale(case: _Case, scores: torch.Tensor) -> str:
-    """Return in words what changed the scale of right scores: the sign, a missing logarithm, a temperature; or ""."""
-    if case.distance(scores, -case.truth) <= case.bound:
-        return "the negative log-probabilities (a loss)"
-    if case.distance(scores, case.truth.exp()) <= case.bound:
-        return "probabilities (no logarithm)"
-
-    def distance(temperature: float) -> float:
-        return case.distance(scores, _pick((case.logits / temperature).log_softmax(-1), case.completion))
-
-    low, high = 0.05, 20.0
-    grid = [low * (high / low) ** (step / 60) for step in range(61)]
-    best = min(grid, key=distance)
-    low, high = best / 1.15, best * 1.15
-    for _ in range(60):  # the distance has one minimum, so a ternary search finds it
-        left, right = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, right) if distance(left) < distance(right) else (left, high)
-    if distance(low) <= case.bound:
-        return f"the right tokens at {low:.3g} times the temperature asked for"
-    return ""
