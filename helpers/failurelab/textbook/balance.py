@@ -17,7 +17,7 @@ from failurelab.textbook.rows import Ids
 
 Figures = dict[str, Value]
 POLICY = "the policy"
-DRAWN, ASKED, MOVED, PADDING, FOREIGN, UNKNOWN = "drawn", "asked", "moved", "padding", "foreign", "not known"
+DRAWN, MOVED, PADDING, FOREIGN, UNKNOWN = "drawn", "moved", "padding", "foreign", "not known"
 _LONG = 8  # tokens that stand by chance where they were not drawn are fewer
 _CLEAR = 0.5  # deviations of its group from which on a reward says whether a completion is to be made likelier
 _LEAST_MOVE = 1e-4  # nats a token: a policy that moved less looks like its first weights
@@ -99,7 +99,7 @@ class Conditions:
         pad: id of the padding.
         ends: ids that end a completion.
         draws_known: whether nothing can have drawn without being seen: no rollouts of the script's own.
-        asked: ids behind which the policy was asked for a token by hand, in such rollouts; None where not known.
+        by_hand: whether such rollouts asked the policy for tokens by their own calls, which no draw is known of.
         groups_known: whether groups are those of the library: completions that stand together.
         rewards_known: whether a completion's reward is the sum of the functions' rewards.
         steps_allowed: optimizer steps that may lie between a draw and the step that trains on it.
@@ -117,7 +117,7 @@ class Conditions:
     pad: int = 0
     ends: frozenset[int] = frozenset()
     draws_known: bool = True
-    asked: frozenset[Ids] | None = frozenset()
+    by_hand: bool = False
     groups_known: bool = True
     rewards_known: bool = True
     steps_allowed: int = 0
@@ -162,11 +162,11 @@ class Tables:
             found = moved[place]
             if (UNKNOWN, None) not in found and (self.setting.draws_known or 2 * explained >= len(left)):
                 every[place] = found
-            elif (
+            elif (self.draws and not self.setting.by_hand) and (
                 self.setting.draws_known
                 or any(draw is not None for _, draw in own)
                 or any(row.ids[: len(context)] == context for context in contexts)
-            ) and self.draws:
+            ):
                 every[place] = [(FOREIGN, None) if state == UNKNOWN else (state, draw) for state, draw in own]
         return every
 
@@ -201,8 +201,6 @@ class Tables:
                 states.append((DRAWN, own))
             elif token.token == self.setting.pad and behind and set(row.ids[token.place :]) <= {self.setting.pad}:
                 states.append((PADDING, None))
-            elif self.setting.asked and row.ids[: token.place] in self.setting.asked:
-                states.append((ASKED, None))
             else:
                 states.append((UNKNOWN, None))
         return states
@@ -306,7 +304,7 @@ def measure(tables: Tables) -> Figures:
 
 def _of_tokens(tables: Tables) -> Figures:
     counts = Counter(state for own in tables.states for state, _ in own)
-    known = counts.total() > 0 and bool(tables.draws or tables.setting.asked)
+    known = counts.total() > 0 and bool(tables.draws)
 
     def count(state: str) -> int | None:
         """A count of 0 is known where each token is."""

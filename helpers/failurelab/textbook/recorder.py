@@ -34,7 +34,7 @@ from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import RewardCalls, pad_id
-from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
+from failurelab.textbook.gradient import Gradient, Precision, Reference, reward_table, score_old, with_kl
 from failurelab.textbook.listener import Listener
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
@@ -227,27 +227,24 @@ class Recorder(Listener):
             self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Take the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
+        """Look at the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
         known = len(self._batches)
         output = method(*args, **kwargs)
         if self._listens and len(self._batches) == known + 1:
-            self._safely(self._believe, output)
+            self._safely(self._compare_rewards, output)
         return output
 
-    def _believe(self, rewards: Any) -> None:
-        """Put rewards, (completions, functions), in the place of the functions' own; they are not held to be right."""
-        rows = self._batches[-1].rows
-        told = torch.as_tensor(rewards, dtype=torch.float32).cpu().tolist()
-        values = [tuple(None if math.isnan(value) else value for value in row) for row in told]
-        if len(values) == len(rows) and not all(_is_same(row.rewards, value) for row, value in zip(rows, values)):
-            self._not_held = (
-                f"{type(self.trainer).__name__}._calculate_rewards makes other rewards than the functions gave"
-            )
-            self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
+    def _compare_rewards(self, rewards: Any) -> None:
+        """Hold rewards, (completions, functions), against those that the functions gave."""
+        batch = self._batches[-1]
+        own, other = reward_table(batch.rows), torch.as_tensor(rewards).cpu().double()
+        if own.shape == other.shape and not torch.allclose(own, other, rtol=1e-5, atol=1e-6, equal_nan=True):
+            kind = type(self.trainer).__name__
+            batch.problems.append(f"{kind}._calculate_rewards makes other rewards than the functions gave")
 
-    def take_rollouts(self, output: dict[str, Any], contexts: set[Ids] | None) -> None:
+    def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
         """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
-        drawn, self._within = self._within, []
+        drawn, self._within = self._within * (not by_hand), []
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
         ends, none, closing = self.ends(), [None] * len(prompts), self.ends() | {pad_id(self.trainer)}
@@ -259,7 +256,7 @@ class Recorder(Listener):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
             row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
-            judged = turns.judge(row, told, drawn, contexts, closing, astray)
+            judged = turns.judge(row, told, drawn, closing, astray)
             odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
             if row.engine_logps is None and logps is not None and len(logps) == len(ids):
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
@@ -632,12 +629,6 @@ class Recorder(Listener):
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
         return fingerprint(tensors)
-
-
-def _is_same(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
-    """Whether two rows of rewards, one of each function, are the same but for rounding; None is no reward."""
-    pairs = list(zip(one, other))
-    return all(a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
 
 
 def _told_of_run() -> dict[str, Any]:

@@ -73,15 +73,6 @@ def score(
     )
 
 
-def router_loss(forward: Callable[..., torch.Tensor], rows: Sequence[Row], scoring: Scoring) -> torch.Tensor:
-    """Return the loss that a mixture of experts gives for its routers over all tokens of some rows."""
-    layouts = [lay_out(row, scoring) for row in rows]
-    length = max(len(layout.ids) for layout in layouts)
-    ids = [layout.ids + [scoring.pad] * (length - len(layout.ids)) for layout in layouts]
-    attended = [layout.attended + [False] * (length - len(layout.ids)) for layout in layouts]
-    return forward(ids, attended, 1, _gather_inputs(rows, layouts, length), router=True)
-
-
 def _gather_inputs(rows: Sequence[Row], layouts: Sequence[Layout], length: int) -> dict[str, torch.Tensor]:
     """Return the other inputs of a few rows: images one after another, and numbers of tokens, 0 for the completion."""
     gathered: dict[str, torch.Tensor] = {}
