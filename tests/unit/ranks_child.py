@@ -190,7 +190,7 @@ CASES = {
     "an epoch's rest": {"rows": 12, "num_train_epochs": 1, "max_steps": -1, "gradient_accumulation_steps": 2},
     "bf16": {"bf16": True},
     "lora": lora,
-    "entropy": {"top_entropy_quantile": 0.3, "entropy_coef": 1.0, "temperature": 1.5, "max_completion_length": 6},
+    "entropy": {"entropy_coef": 1.0, "temperature": 1.5, "max_completion_length": 6},
     "zero2": zero(2),
     "zero3": zero(3),
     "zero3 two steps from a generation": zero(3, steps_per_generation=6, max_steps=2, learning_rate=1e-3),

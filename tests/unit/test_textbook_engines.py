@@ -1,13 +1,9 @@
 """The textbook and what another engine drew: colocated or as a server, with each correction that trl documents."""
 
-import dataclasses
-
 import pytest
 import torch
 from engine import Engine, colocate, serve
 from steps import before, compare, has, ones, planted, trainer
-
-from failurelab import textbook
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -51,11 +47,8 @@ def test_each_correction_holds(mode, monkeypatch, model, tokenizer, make):
     options = colocate(monkeypatch, Engine(model, tokenizer, stale=True))
     bounds = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.2}
     options |= {"vllm_importance_sampling_mode": mode, "learning_rate": 5e-3, "max_steps": 2} | bounds
-    made = make(options)
-    without = dataclasses.replace(textbook.Options.of(made.args), engine_weight=None)
-    report = compare(made, (2,), variants={"none": without})
+    report = compare(make(options), (2,))
     assert held(report), report
-    assert report.variants["none"].cosine < 0.99 or abs(report.variants["none"].size - 1) > 0.03
 
 
 def weighed(change):
@@ -66,10 +59,14 @@ def weighed(change):
 @pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
 @pytest.mark.parametrize(
     ("mode", "change"),
-    [("token_truncate", torch.ones_like), ("sequence_truncate", lambda weights: (1 / weights).clamp(max=100))],
-    ids=["left out", "upside down"],
+    [
+        *((mode, torch.ones_like) for mode in MODES),
+        ("sequence_truncate", lambda weights: (1 / weights).clamp(max=100)),
+    ],
+    ids=[*MODES, "upside down"],
 )
 def test_a_correction_that_is_another_one_is_found(mode, change, monkeypatch, model, tokenizer, make):
+    """It is left out, or upside down."""
     options = colocate(monkeypatch, Engine(model, tokenizer, stale=True)) | {"max_steps": 2, "learning_rate": 5e-3}
     options |= {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": 100.0}
     report = compare(make(options, kind=planted(inputs=weighed(change))), (2,))

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab.failures.predicates import Predicate, Value, parse
+from failurelab.failures import verdicts
+from failurelab.failures.predicates import Predicate, Value, parse, shown
 from failurelab.textbook.reading import Token, Trained
 from failurelab.textbook.rows import Ids
 
@@ -554,24 +555,19 @@ def check(figures: Mapping[str, Value], controls: Mapping[str, Mapping[str, Valu
 
 def _apply(name: str, figures: Mapping[str, Value], planted: Mapping[str, Value], *rule: str) -> Balance:
     *texts, control = rule
-    needs, holds, more = ([parse(each) for each in text.split(", ") if each] for text in texts)
-
-    def value(predicate: Predicate, of: Mapping[str, Value]) -> bool | None:
-        return predicate.holds(dict.fromkeys(predicate.names) | dict(of))
-
-    if wrong := [each for each in [*holds, *more] if value(each, figures) is False]:
-        return Balance(name, False, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in wrong))
-    for predicate in [*needs, *holds]:
-        if value(predicate, figures) is not True:
-            missing = [each for each in predicate.names if figures.get(each) is None]
-            return Balance(name, None, f"{missing[0]} is not known" if missing else f"it needs {predicate}")
-    if not any(value(each, planted) is False for each in [*holds, *more]):
+    needs, held, more = ([parse(each) for each in text.split(", ") if each] for text in texts)
+    if wrong := [each for each in [*held, *more] if verdicts.holds([each], figures) is False]:
+        return Balance(name, False, _say(wrong, figures))
+    if unmet := [each for each in [*needs, *held] if verdicts.holds([each], figures) is not True]:
+        missing = [each for each in unmet[0].names if figures.get(each) is None]
+        return Balance(name, None, f"{missing[0]} is not known" if missing else f"it needs {unmet[0]}")
+    if verdicts.holds([*held, *more], planted) is not False:
         return Balance(name, None, f"with the mistake planted ({control}) the figures look the same")
-    return Balance(name, True, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in holds))
+    return Balance(name, True, _say(held, figures))
 
 
-def _say(value: Value) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _say(predicates: Sequence[Predicate], figures: Mapping[str, Value]) -> str:
+    return ", ".join(f"{each.figure} {shown(figures[each.figure])}" for each in predicates)
 
 
 # Mistakes, planted in tables

@@ -33,6 +33,7 @@ from failurelab.textbook.gradient import (
 from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
 from failurelab.textbook.recorder import Evidence, loss_scale, own_precision, precisions, reference_of
 from failurelab.textbook.rows import Row
+from failurelab.textbook.scores import depends_on_grad
 from failurelab.textbook.suspects import (
     BY_STEP,
     LEFT_OUT,
@@ -73,13 +74,10 @@ class Comparison:
         floor: of the measurement.
         named: what explains a wrong gradient, where one suspect does; or None.
         line: which one of that kind it is, such as `without temperature`; "" where there is one.
-        reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         asked: figures of what this step's arguments and rows ask for.
         temperature: that the tokens were drawn at; None where that was not seen.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
-        clipped: share of the tokens whose ratio a bound holds.
-        kl: largest estimate of the KL divergence of a token.
         controls: mistakes that were planted in the textbook, by name: beside the textbook, if asked for; where another
             one is named, beside the trainer's gradient.
         weights: of the rows, where they say what is wrong with the direction.
@@ -93,13 +91,10 @@ class Comparison:
     floor: Floor = dataclasses.field(default_factory=Floor)
     named: str | None = None
     line: str = ""
-    reading: str = ""
     not_shown: tuple[str, ...] = ()
     asked: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     temperature: float | None = None
     texts: str = ""
-    clipped: float = 0.0
-    kl: float = 0.0
     controls: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     weights: tuple[Weight, ...] = ()
     backward: Backward | None = None
@@ -271,7 +266,7 @@ class _Comparer:
         own = None if tally is None else Tally()
         gradient = self.ranks.add(lambda: self.part(options, tally=own, **given))
         if tally is not None and own is not None:
-            for other in self.ranks.share(own.cpu()):
+            for other in self.ranks.share(own):
                 tally.add(other)
         return gradient
 
@@ -286,6 +281,9 @@ class _Comparer:
         return readings
 
     def compare(self, with_suspects: bool, with_controls: bool) -> Comparison:
+        if depends_on_grad(self.model):
+            why = "the model gives other logits while a graph is made: a hook, say, that acts in training alone"
+            return Comparison("NOT CHECKED", why)
         worth = advantages(self.rows, self.options, self.definition)
         chosen = torch.tensor([row.micro is not None for row in self.rows])
         equal = float(worth[chosen].abs().max()) < 1e-6
@@ -342,11 +340,8 @@ class _Comparer:
             floor=floor,
             named=found.named,
             line=found.line,
-            reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
             asked=self._asked(),
-            clipped=tally.clipped / max(tally.tokens, 1),
-            kl=tally.kl,
             controls=planted or found.tried,
             weights=found.weights,
             backward=backward,

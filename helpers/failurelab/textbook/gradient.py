@@ -91,7 +91,7 @@ EXACT = Precision()
 class Slopes:
     """Scores of some rows, and the derivatives of the loss by them: by log-probabilities, and by entropies if used.
 
-    `given` has the tensors that the loss of these rows is made of, by name.
+    `given` has the tensors that the loss of these rows is made of, by name. All are on the CPU.
     """
 
     part: range
@@ -103,11 +103,6 @@ class Slopes:
         """Return what the loss is asked with."""
         return types.SimpleNamespace(**self.given)
 
-    def cpu(self) -> "Slopes":
-        """Return the same with all tensors on the CPU."""
-        scores, slopes = (tuple(own.cpu() for own in each) for each in (self.scores, self.slopes))
-        return Slopes(self.part, scores, slopes, {name: own.cpu() for name, own in self.given.items()})
-
 
 @dataclasses.dataclass
 class Tally:
@@ -116,7 +111,6 @@ class Tally:
     Attributes:
         tokens: that were trained on.
         clipped: of these, where the clipped product was the smaller one.
-        kl: largest KL estimate of a token.
         apart: largest distance of a token's log-probability from the reference's, in nats.
         drift: largest distance of a ratio from 1.
         slopes: of the loss, of each part of the rows.
@@ -126,7 +120,6 @@ class Tally:
 
     tokens: int = 0
     clipped: int = 0
-    kl: float = 0.0
     apart: float = 0.0
     drift: float = 0.0
     slopes: list[Slopes] = dataclasses.field(default_factory=list)
@@ -142,18 +135,10 @@ class Tally:
     def add(self, other: "Tally") -> None:
         """Add what was seen of other rows."""
         self.tokens, self.clipped = self.tokens + other.tokens, self.clipped + other.clipped
-        self.kl, self.apart = max(self.kl, other.kl), max(self.apart, other.apart)
-        self.drift = max(self.drift, other.drift)
+        self.apart, self.drift = max(self.apart, other.apart), max(self.drift, other.drift)
         self.slopes += other.slopes
         self.log_ratios += other.log_ratios
         self.entropies |= other.entropies
-
-    def cpu(self) -> "Tally":
-        """Return the same with all tensors on the CPU, as another process may be told it."""
-        slopes = [each.cpu() for each in self.slopes]
-        entropies = {micro: values.cpu() for micro, values in self.entropies.items()}
-        ratios = [values.cpu() for values in self.log_ratios]
-        return dataclasses.replace(self, slopes=slopes, log_ratios=ratios, entropies=entropies)
 
     def count(self, definition: Definition, options: Options, part: types.SimpleNamespace) -> None:
         """Count what the loss of a part was made of."""
@@ -162,11 +147,10 @@ class Tally:
         log_ratio = definition.log_ratio(logps - part.old_logps, part.mask, options).expand_as(trained)
         ratio, difference = log_ratio.exp(), part.reference_logps - logps
         held = ratio.clamp(*options.bounds) * part.worth < ratio * part.worth  # by a bound
-        self.log_ratios += [row[kept] for row, kept in zip(log_ratio, trained)]
+        self.log_ratios += [row[kept].cpu() for row, kept in zip(log_ratio, trained)]
         self.tokens += int(trained.sum())
         self.clipped += int((held & trained).sum())
         self.drift = max(self.drift, float((log_ratio.expm1().abs() * trained).max()))
-        self.kl = max(self.kl, float((definition.kl(difference).abs() * trained).max()))
         self.apart = max(self.apart, float((difference.abs() * trained).max()))
 
 
@@ -232,11 +216,11 @@ def expected_gradient(
             if tally is not None:
                 seen = Tally()
                 seen.count(definition, step.options, part)
-                slopes = [
-                    torch.zeros_like(own) if grad is None else grad for own, grad in zip(scores, grads[len(leaves) :])
-                ]
-                given = {name: own.detach() for name, own in vars(part).items()}
-                seen.slopes.append(Slopes(rows_done, tuple(own.detach() for own in scores), tuple(slopes), given))
+                pairs = zip(scores, grads[len(leaves) :])
+                slopes = [torch.zeros_like(own) if grad is None else grad for own, grad in pairs]
+                given = {name: own.detach().cpu() for name, own in vars(part).items()}
+                own, slope = (tuple(each.detach().cpu() for each in some) for some in (scores, slopes))
+                seen.slopes.append(Slopes(rows_done, own, slope, given))
                 tally.add(seen)
     return gradient
 
@@ -341,7 +325,7 @@ class Step:
                 self.chosen[number] = mask & (entropy >= least)
             self.kept[micro] = int((values >= least).sum())
             if tally is not None:
-                tally.entropies[micro] = values
+                tally.entropies[micro] = values.cpu()
 
     def _texts_before(self, row: Row) -> list[int]:
         """Return a number for what each scored token is drawn after, the same for the same text of a group."""

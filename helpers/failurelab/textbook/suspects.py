@@ -275,7 +275,16 @@ class Search:
             return _say([Fit("opposite sign", "", apart, factor)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
         fits = [*[fit for fit in tried if fit.apart.distance < _beside(apart)], *fits]
+        fits = fits or list(self._without_temperature(tried))
         return _say(fits or [Fit("constant factor", "", apart, apart.size)], "direction")
+
+    def _without_temperature(self, tried: Sequence[Fit]) -> Iterator[Fit]:
+        """Yield named factors that a gradient without the temperature is multiplied by: trl 0.14 can have both."""
+        for fit in tried:
+            if "temperature" in fit.name and _beside(fit.apart) <= self.near:
+                for name, line, size in self._factors():
+                    if self._is_one(fit.apart.size / size):
+                        yield Fit(name, f"{line}, and the temperature is left out", fit.apart, size)
 
     def _of_weights(self, tally: Tally) -> Explanation | None:
         """Return the explanation that the right scores were given other weights; None where these are not known."""
