@@ -14,7 +14,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import pathlib
 import random
 import signal
 import sys
@@ -245,7 +244,7 @@ PHASES = {
 }
 HOWS = ("dies", "hangs", "raises")
 # What is told of other processes before training.
-UNLIKE = ("a guard on rank 0 alone", "another script", "no evidence")
+UNLIKE = ("a guard on rank 0 alone", "another step", "no evidence")
 
 
 class Release(TrainerCallback):
@@ -280,10 +279,8 @@ def hurt(name):
 
 def unlike(name):
     """Make this process another one than rank 0's."""
-    if name == "another script":
-        other = pathlib.Path("other.py")
-        other.write_text("# another one\n")
-        sys.modules["__main__"].__file__ = str(other)  # rank 0 has none
+    if name == "another step":
+        recorder.Recorder._first_wanted = lambda self: 2
     if name == "no evidence":
         recorder.Recorder.listen_to_rewards = lambda self: None
 

@@ -598,7 +598,7 @@ def _encode_again(tables: Tables) -> Tables:
         other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
         ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
         padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
-        token = dataclasses.replace(first, token=other, follows=other)
+        token = dataclasses.replace(first, token=other)
         return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
 
     return _change_trained(tables, change)
@@ -620,7 +620,7 @@ def _train_padding(tables: Tables) -> Tables:
     pad = tables.setting.pad
 
     def change(row: Trained) -> Trained:
-        token = Token(len(row.ids), pad, pad, at=len(row.padded) - 1)
+        token = Token(len(row.ids), pad, at=len(row.padded) - 1)
         tokens = (*row.tokens, token)
         return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
 

@@ -17,10 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import math
-import pathlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from unittest import mock
@@ -178,7 +175,7 @@ class Recorder(Listener):
         Raises:
             ranks.RanksApart: another process does not come, or runs something else.
         """
-        told = _told_of_run() | {"the first step that is compared": self._first_wanted()}
+        told = {"the first step that is compared": self._first_wanted()}
         self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))
         self.engine = engine_of(self.trainer)
         if self.engine is not None:
@@ -629,18 +626,6 @@ class Recorder(Listener):
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
         return fingerprint(tensors)
-
-
-def _told_of_run() -> dict[str, Any]:
-    """Return what has to be the same in all processes of a run: releases, and the script."""
-    told: dict[str, Any] = {}
-    for name in ("torch", "transformers", "trl", "peft", "deepspeed"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            told[name] = importlib.metadata.version(name)
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if script is not None and pathlib.Path(script).is_file():
-        told["the script"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
-    return told
 
 
 def _random_state(model: nn.Module) -> int:
