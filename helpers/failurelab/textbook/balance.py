@@ -70,7 +70,6 @@ class Paid:
         total: of the trainer; None where no function gave one.
         text: that the functions were given; None where it is no plain text.
         other_text: whether it is another one than was drawn; None where that is not known.
-        prompt: that the functions were given, as text; None where none was.
         columns: all that they were given for this row, as text.
         ids: of the completion, as the functions were given them, or as they were drawn; None where not known.
         draw: number of the draw; None where it is not known.
@@ -85,7 +84,6 @@ class Paid:
     total: float | None
     text: str | None = None
     other_text: bool | None = None
-    prompt: str | None = None
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ids: Ids | None = None
     draw: int | None = None
@@ -259,23 +257,19 @@ class Tables:
     def lines_of_draws(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each token that was drawn."""
         for draw in self.draws:
+            told = {name: getattr(draw, name) for name in ("call", "row", "by", "weights", "temperature")}
             for place, token in enumerate(draw.tokens):
-                logp = None if draw.logps is None else draw.logps[place]
-                yield {
-                    "draw": draw.number, "call": draw.call, "row": draw.row, "place": place, "token": token,
-                    "context": draw.context + draw.tokens[:place], "by": draw.by, "logp": logp,
-                    "weights": draw.weights, "temperature": draw.temperature,
-                }  # fmt: skip
+                logp, context = draw.logps and draw.logps[place], draw.context + draw.tokens[:place]
+                yield {"draw": draw.number, **told, "place": place, "token": token, "context": context, "logp": logp}
 
     def lines_of_trained(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each token that is trained on."""
         draws = {draw.number: draw for draw in self.draws}
         for row, states in zip(self.trained, self.states):
             for token, (state, number) in zip(row.tokens, states):
-                draw = None if number is None else draws[number]
                 old = None
-                if draw is not None and state == DRAWN:
-                    old = draw.policy_logps[token.place - len(draw.context)]
+                if number is not None and state == DRAWN:
+                    old = draws[number].policy_logps[token.place - len(draws[number].context)]
                 yield {
                     "rank": row.rank, "step": row.step, "row": row.row, "place": token.place, "token": token.token,
                     "context": row.ids[: token.place], "logp_now": token.logp, "logp_old": old,
@@ -285,10 +279,7 @@ class Tables:
     def lines_of_paid(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each completion that was rewarded."""
         for paid in self.paid:
-            yield {
-                "batch": paid.batch, "row": paid.row, "group": paid.group, "rewards": paid.rewards,
-                "total": paid.total, "text": paid.text, "draw": paid.draw,
-            }  # fmt: skip
+            yield {name: getattr(paid, name) for name in ("batch", "row", "group", "rewards", "total", "text", "draw")}
 
 
 def measure(tables: Tables) -> Figures:
@@ -414,7 +405,7 @@ def _of_groups(tables: Tables) -> Figures:
         flat = sum(bool(own) and max(own) - min(own) <= 1e-6 * max(map(abs, (1.0, *own))) for own in totals)
 
     def prompt(paid: Paid) -> Any:
-        return paid.prompt if paid.prompt is not None else draws[paid.draw].context if paid.draw in draws else None
+        return paid.columns.get("prompts") or (draws[paid.draw].context if paid.draw in draws else None)
 
     prompts = [[prompt(paid) for paid in group] for group in groups]
     every = [each for own in prompts for each in own]

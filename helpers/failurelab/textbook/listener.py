@@ -31,8 +31,9 @@ from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.preferences import listen_to_preference
 from failurelab.textbook.rows import Row
 
-_MAKING = ("_generate", "_generate_single_turn")
-_SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
+LIBRARIES = ("trl", "transformers")
+MAKING = ("_generate", "_generate_single_turn")
+SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
 
 
 class Listener:
@@ -214,12 +215,16 @@ class Listener:
     @property
     def scores_itself(self) -> bool:
         """Whether code that is no library's draws, groups or scores completions: it may have an order of its own."""
-        return self._overrides(_SCORING) and not self.is_paired and not self.rolls_out
+        return self.overrides(SCORING) and not self.is_paired and not self.rolls_out
 
-    def _overrides(self, names: Sequence[str]) -> bool:
-        kind = type(self.trainer)
-        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in names}
-        return bool(homes - {"trl", "transformers"})
+    def overrides(self, names: Sequence[str], wholly: bool = False) -> bool:
+        """Whether one of these methods is neither trl's nor transformers'; `wholly`: and asks theirs for nothing."""
+        for method in (getattr(type(self.trainer), name, None) for name in names):
+            home = (getattr(method, "__module__", None) or LIBRARIES[0]).partition(".")[0]
+            asks = "super" in getattr(getattr(method, "__code__", None), "co_names", ())
+            if home not in LIBRARIES and not (wholly and asks):
+                return True
+        return False
 
     def find_draws(self, drawn: Sequence[Row], asked: RewardCalls) -> list[int | None]:
         """Return which draw each completion is that is paid: in their order, by its ids, or by its text.
@@ -227,7 +232,7 @@ class Listener:
         A script may draw before its trainer does, and a loop of its own may put completions into another order.
         """
         count, texts = len(asked.table[0]), asked.given("completions")
-        own_order = self.scores_itself or self._overrides(_MAKING)
+        own_order = self.scores_itself or self.overrides(MAKING)
         if len(drawn) == count and not (own_order and self._other_texts(drawn, texts)):
             return [*range(count)]
         ids = asked.given("completion_ids") if len(drawn) != count else ()

@@ -32,7 +32,7 @@ from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import RewardCalls, pad_id
 from failurelab.textbook.gradient import Gradient, Precision, Reference, reward_table, score_old, with_kl
-from failurelab.textbook.listener import Listener
+from failurelab.textbook.listener import LIBRARIES, Listener
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
 from failurelab.textbook.rows import Ids, Row
@@ -41,7 +41,6 @@ from failurelab.textbook.scores import without_adapters
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
-_LIBRARIES = ("trl", "transformers")
 
 
 @dataclasses.dataclass
@@ -219,8 +218,7 @@ class Recorder(Listener):
     def listen_to_rewards(self) -> None:
         """Begin to listen to what is paid, also where a method of the script's own makes other rewards of it."""
         super().listen_to_rewards()
-        own = getattr(getattr(type(self.trainer), "_calculate_rewards", None), "__module__", "trl")
-        if own.partition(".")[0] != "trl" and not several() and not self.algorithm.is_paired:
+        if self.overrides(("_calculate_rewards",)) and not several() and not self.algorithm.is_paired:
             self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +310,7 @@ class Recorder(Listener):
         """Listen to the library's loss of this trainer, inside, where a class of the script's own overrides it."""
         kinds = type(self.trainer).__mro__
         name = "_compute_loss" if hasattr(self.trainer, "_compute_loss") else "compute_loss"
-        library = next(kind for kind in kinds if name in vars(kind) and kind.__module__.partition(".")[0] in _LIBRARIES)
+        library = next(kind for kind in kinds if name in vars(kind) and kind.__module__.partition(".")[0] in LIBRARIES)
         own = kinds[: kinds.index(library)]
         self._overridden = any(each in vars(kind) for kind in own for each in ("compute_loss", "_compute_loss"))
         if not self._overridden:
