@@ -1,9 +1,13 @@
 """The textbook and what another engine drew: colocated or as a server, with each correction that trl documents."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from engine import Engine, colocate, serve
 from steps import before, compare, has, ones, planted, trainer
+
+from failurelab.textbook import engines
 
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -15,6 +19,54 @@ def make(model, tokenizer, tmp_path):
         return trainer(model, tokenizer, tmp_path, rewards=[ones], lengths=lengths, **options | more)
 
     return made
+
+
+def encode(text):
+    return [int(letter) for letter in text]
+
+
+def request(prompt, *answers):
+    """Return what vLLM's LLM gives for a prompt, with another token's log-probability beside each."""
+    outputs = []
+    for ids, logps in answers:
+        told = [{9: SimpleNamespace(logprob=-9.0), one: SimpleNamespace(logprob=lp)} for one, lp in zip(ids, logps)]
+        outputs.append(SimpleNamespace(token_ids=ids, logprobs=told))
+    return SimpleNamespace(prompt_token_ids=prompt, outputs=outputs)
+
+
+HELPER = ([[1], [2, 3]], [[4, 0], [5]], [[[-9, -0.5], [-0.25, -9]], [[-9, None]]], [[[9, 4], [0, 9]], [[9, 5]]])
+SCORES = {"completion_ids": [[4, 0], [5]], "logprobs": [[[-0.5], [-0.25]], [None]]}
+READ = {  # of a trainer's engine, what it is asked and gives
+    "helper": ("vllm_generation", {}, HELPER),
+    "colocated": (
+        "llm",
+        {"prompts": ["1", "23"]},
+        [request([1], ([4, 0], [-0.5, -0.25])), request(None, ([5], [None]))],
+    ),
+    "server": ("vllm_client", {"prompts": ["1", {"prompt_token_ids": [2, 3]}]}, SCORES),
+    "server, without scores": ("vllm_client", {"prompts": ["1", "23"]}, [[4, 0], [5]]),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_what_an_engine_gives_is_read(case):
+    """Its answers are those of the prompts that it was asked, with the log-probabilities of what it drew."""
+    name, asked, output = READ[case]
+    owner = SimpleNamespace(generate=lambda **kwargs: output)
+    made = SimpleNamespace(accelerator=SimpleNamespace(unwrap_model=lambda model: model), model=None, **{name: owner})
+    (engine,) = engines.engines_of(made, encode)
+    rows, _ = engines.read_answers(engine, (owner.generate, (), asked, output), frozenset([0]), multiple=4)
+    assert [(row.prompt, row.completion, row.ended) for row in rows] == [((1,), (4, 0), True), ((2, 3), (5,), False)]
+    assert all(row.padded == (4, 4) for row in rows)
+    if "without" not in case:
+        assert rows[0].engine_logps.tolist() == [-0.5, -0.25] and rows[1].engine_logps.isnan().all()
+
+
+def test_pictures_that_an_engine_was_given_are_not_read():
+    engine = engines.Engine(None, "generate", lambda *_: [], lambda _: None)
+    for asked in ({"images": [["dots"]]}, {"prompts": [{"prompt": "1", "multi_modal_data": ["dots"]}]}):
+        with pytest.raises(ValueError, match="pictures"):
+            engines.read_answers(engine, (lambda **kwargs: None, (), asked, None), frozenset())
 
 
 def held(report):

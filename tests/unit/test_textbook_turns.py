@@ -244,6 +244,12 @@ def test_a_later_turn_that_was_drawn_behind_other_ids_is_the_policy_s_and_told()
     assert (judged.foreign, judged.moved, sorted(judged.row.given)) == (0, 3, [2])
 
 
+@pytest.mark.parametrize(("closing", "foreign"), [({0, 2}, 0), ({2}, 2)])
+def test_padding_behind_an_end_is_nobody_s(closing, foreign):
+    drawn = [Row((5,), (6, 7, 2), True)]
+    assert turns.judge(Row((5,), (6, 7, 2, 0, 0), False), (1, 1, 1, 1, 1), drawn, closing).foreign == foreign
+
+
 def test_a_row_behind_a_prompt_that_nobody_drew_behind_is_not_known():
     drawn = [Row((5,), (6, 7, 2), True)]
     assert not turns.judge(Row((4,), (6, 7), False), (1, 0), drawn, {2}).seen
