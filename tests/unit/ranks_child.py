@@ -14,7 +14,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import pathlib
 import random
 import signal
 import sys
@@ -190,7 +189,7 @@ CASES = {
     "an epoch's rest": {"rows": 12, "num_train_epochs": 1, "max_steps": -1, "gradient_accumulation_steps": 2},
     "bf16": {"bf16": True},
     "lora": lora,
-    "entropy": {"top_entropy_quantile": 0.3, "entropy_coef": 1.0, "temperature": 1.5, "max_completion_length": 6},
+    "entropy": {"entropy_coef": 1.0, "temperature": 1.5, "max_completion_length": 6},
     "zero2": zero(2),
     "zero3": zero(3),
     "zero3 two steps from a generation": zero(3, steps_per_generation=6, max_steps=2, learning_rate=1e-3),
@@ -245,7 +244,7 @@ PHASES = {
 }
 HOWS = ("dies", "hangs", "raises")
 # What is told of other processes before training.
-UNLIKE = ("a guard on rank 0 alone", "another script", "no evidence")
+UNLIKE = ("a guard on rank 0 alone", "another step", "no evidence")
 
 
 class Release(TrainerCallback):
@@ -280,10 +279,8 @@ def hurt(name):
 
 def unlike(name):
     """Make this process another one than rank 0's."""
-    if name == "another script":
-        other = pathlib.Path("other.py")
-        other.write_text("# another one\n")
-        sys.modules["__main__"].__file__ = str(other)  # rank 0 has none
+    if name == "another step":
+        recorder.Recorder._first_wanted = lambda self: 2
     if name == "no evidence":
         recorder.Recorder.listen_to_rewards = lambda self: None
 

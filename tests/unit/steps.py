@@ -206,7 +206,7 @@ def passes_of(rows, given):
                 ids = (0, *row.prompt, *row.completion, *[0] * (len(own) - len(row.completion)))
                 start = len(row.prompt)
                 places = [(start + at, ids[start + at + 1], weight) for at, weight in enumerate(own) if weight]
-                tokens = tuple(reading.Token(at + 1, token, token, weight, -1.0, at) for at, token, weight in places)
+                tokens = tuple(reading.Token(at + 1, token, weight, -1.0, at) for at, token, weight in places)
                 made.append(reading.Trained(0, 0, number, ids[1:], tokens, padded=ids, micro=micro))
         passes.append(reading.Pass(made, []))
     return passes

@@ -13,7 +13,7 @@ from failurelab import textbook
 from failurelab.failures import figures
 from failurelab.textbook import balance
 from failurelab.textbook.draws import RewardCalls
-from failurelab.textbook.listener import Listener
+from failurelab.textbook.listener import MAKING, Listener
 from failurelab.textbook.rows import Row
 
 CHECKS = [*balance.RULES]
@@ -276,6 +276,7 @@ LINKS = {  # what was drawn, what was paid as texts and as ids, and which draw e
     "by ids": (OwnOrder, "9 1 2 1", "1 1 2", "1 1 2", [1, 3, 2]),
     "the first of several turns": (OwnOrder, "9 1 2", "1 2", "17 2", [1, 2]),
     "the last ones": (OwnOrder, "9 1 2", "1 2", None, [1, 2]),
+    "the last ones, as the first one says the same": (OwnOrder, "1 1 2", "1 2", None, [1, 2]),
     "not known": (OwnOrder, "9 1 2", "3 4", None, [None, None]),
 }
 
@@ -293,6 +294,19 @@ def test_which_draw_a_completion_is_that_is_paid(case, tokenizer):
     given = {"completions": texts.split()} | ({"completion_ids": encode(ids)} if ids else {})
     rows = [Row((5,), own, False) for own in encode(drawn)]
     assert heard.find_draws(rows, RewardCalls({0: given}, {0: [0.0] * len(places)})) == places
+
+
+class Asks(OwnOrder):
+    def _generate(self):
+        return super()._generate()
+
+
+@pytest.mark.parametrize("kind", [OwnOrder, Asks, types.SimpleNamespace])
+def test_what_a_script_overrides_wholly_asks_the_library_for_nothing(kind):
+    heard = object.__new__(Listener)
+    heard.trainer = kind()
+    told = heard.overrides(MAKING), heard.overrides(MAKING, wholly=True)
+    assert told == (kind is not types.SimpleNamespace, kind is OwnOrder)
 
 
 def test_a_picture_says_what_it_shows(model, tokenizer, tmp_path):

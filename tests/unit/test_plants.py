@@ -275,9 +275,7 @@ def tables():
         draws.append(
             balance.Draw(number, step + 1, number % 4, prompt, tokens, True, step, "an engine", None, 1.0, logps, logps)
         )
-        own = tuple(
-            balance.Token(place, ids[place], ids[place], at=place - 1) for place in range(len(prompt), len(ids))
-        )
+        own = tuple(balance.Token(place, ids[place], at=place - 1) for place in range(len(prompt), len(ids)))
         trained.append(balance.Trained(0, step, number % 4, ids, own, padded=ids))
         columns = {"answer": repr("xy"[number % 4 // 2])}
         more = {"columns": columns, "ids": tokens, "draw": number, "sequence": ids}

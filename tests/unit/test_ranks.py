@@ -158,11 +158,11 @@ def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(case, l
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [f"{name}=" for name in UNLIKE])
 def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(case, launched):
-    """It has no guard, another script, or no evidence."""
+    """It has no guard, compares another step, or has no evidence."""
     first, second = launched(case)
     told = {
         "a guard on rank 0 alone=": "rank 1 did not come",
-        "another script=": "the script is",
+        "another step=": "the first step that is compared is",
         "no evidence=": "rank 1: no reward function was asked",
     }
     assert told[case] in " ".join(first[0]["told"]), first
@@ -193,7 +193,7 @@ def test_rows_of_other_ranks_count_where_the_loss_is_divided_and_have_no_gradien
 def test_an_error_of_one_rank_is_raised_on_all_of_its_kind():
     with pytest.raises(gradient.OutOfMemory, match="rank 0: no room"):
         Two(1, 2).agree(lambda: (_ for _ in ()).throw(gradient.OutOfMemory("no room")))
-    assert ALONE.total(lambda: 2.0) == 2.0 and ALONE.share("own") == ["own"]
+    assert ALONE.collect(lambda: 2.0) == [2.0] and ALONE.share("own") == ["own"]
 
 
 def test_ranks_that_divide_by_their_own_tokens_are_named():

@@ -1,7 +1,7 @@
 """The textbook and completions of several turns: which tokens are the policy's, and that no other one is trained on."""
 
 import copy
-import inspect
+import functools
 import types
 
 import pytest
@@ -174,134 +174,43 @@ def test_a_prompt_that_ends_before_what_generate_was_given(mask, verdict, named,
     assert (report.verdict, report.named) == (verdict, named), report.reason
 
 
-def ask(model, ids, mask, cache, by):
-    """Call a model with a cache: by the name that its release has, by the older one, or by its place."""
-    own = next(name for name in inspect.signature(model.forward).parameters if name in ("cache", "past_key_values"))
-    given, more = {"place": ((mask, None, cache), {})}.get(by, ((mask,), {own if by == "name" else by: cache}))
-    with torch.no_grad():
-        return model(ids, *given, **more, use_cache=True)
+def with_mask(answer):
+    return answer | {"env_mask": [[1] * len(ids) for ids in answer["completion_ids"]]}
 
 
-def by_hand(trainer, contexts, cached="", runs_on=True, slowly=False, tokens=4):
-    """Draw behind each of these ids by calls of the model, in one batch, padded on the left; cut at the end."""
-    end, width = trainer.processing_class.eos_token_id, max(map(len, contexts))
-    ids = torch.tensor([[PAD] * (width - len(own)) + own for own in contexts])
-    mask, drawn, cache = (ids != PAD).long(), [[] for _ in contexts], None
-    for _ in range(tokens):
-        if cached and cache is None:  # all but the last token first, at once or one by one
-            for at in range(1, width) if slowly else [width - 1]:
-                asked = ids[:, at - 1 if slowly else 0 : at], mask[:, :at]
-                cache = ask(trainer.model, *asked, cache, cached).past_key_values
-        if cached:
-            output = ask(trainer.model, ids[:, -1:], mask, cache, cached)
-            cache = output.past_key_values
-        else:
-            with torch.no_grad():
-                output = trainer.model(input_ids=ids, attention_mask=mask, use_cache=False)
-        new = torch.multinomial(output.logits[:, -1].softmax(-1), 1)
-        if not runs_on:
-            new = torch.where(torch.tensor([[end in own] for own in drawn]), PAD, new)
-        ids, mask = torch.cat([ids, new], 1), torch.cat([mask, torch.ones_like(new)], 1)
-        drawn = [[*own, int(token)] for own, token in zip(drawn, new)]
-        if all(end in own for own in drawn):
-            break
-    return [own[: own.index(end) + 1] if end in own else own for own in drawn]
-
-
-PAD = 0
-
-
-def loop(change=lambda answer: answer, turns=2, alone=False, beside=False, **how):
-    """Return a rollout function that draws by hand, with replies of an environment between its turns."""
-
-    def rollout(prompts, trainer):
-        tokenizer = trainer.processing_class
-
-        def encode(text):
-            return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-        def draw(contexts):
-            if alone:
-                return [by_hand(trainer, [own], **how)[0] for own in contexts]
-            return by_hand(trainer, contexts, **how)
-
-        asked, reply = [encode(prompt) for prompt in prompts], encode(" sure? 1+1=")
-        ids, masks = [[] for _ in asked], [[] for _ in asked]
-        for turn in range(turns):
-            if turn:
-                ids, masks = [own + reply for own in ids], [mask + [0] * len(reply) for mask in masks]
-            new = draw([prompt + own for prompt, own in zip(asked, ids)])
-            ids, masks = [own + row for own, row in zip(ids, new)], [m + [1] * len(row) for m, row in zip(masks, new)]
-        if beside:  # such as a judge's word
-            draw([encode("is it right?")])
-        return change({"prompt_ids": asked, "completion_ids": ids, "logprobs": None, "env_mask": masks})
-
-    return rollout
-
-
-def without_mask(answer):
-    return answer | {"env_mask": None}
-
-
-def ended(answer):
-    """Put an end behind each completion, which nobody drew."""
-    end = [2]
-    return answer | {"completion_ids": [ids + end for ids in answer["completion_ids"]], "env_mask": None}
-
-
-def prefilled(answer):
-    """Take the beginning of the prompt's end into the completion, masked."""
-    ids = [prompt[-1:] + own for prompt, own in zip(answer["prompt_ids"], answer["completion_ids"])]
-    prompts = [prompt[:-1] for prompt in answer["prompt_ids"]]
-    masks = [[0, *mask] for mask in answer["env_mask"]]
-    return answer | {"completion_ids": ids, "prompt_ids": prompts, "env_mask": masks}
-
-
-LOOPS = [  # rollouts by hand, and what is said of them
-    (loop(without_mask, alone=True), "FOUND"),
-    (loop(without_mask, alone=True, cached="past_key_values"), "FOUND"),
-    (loop(without_mask, alone=True, cached="place"), "FOUND"),
-    (loop(without_mask, runs_on=False), "FOUND"),
-    (loop(masked(lambda mask: [1, *mask[:-1]]), alone=True), "FOUND"),
-    (loop(cached="name", runs_on=False), "HELD"),
-    (loop(alone=True, cached="name", slowly=True), "HELD"),
-    (loop(runs_on=True), "HELD"),
-    (loop(without_mask, turns=1), "HELD"),
-    (loop(ended, turns=1, alone=True), "HELD"),
-    (loop(prefilled, turns=1, alone=True), "HELD"),
-    (loop(beside=True), "HELD"),
-]
-
-
-@pytest.mark.parametrize(("rollout", "verdict"), LOOPS)
-def test_a_mask_is_looked_at_beside_what_the_policy_was_asked_for_by_hand(rollout, verdict, model, tokenizer, tmp_path):
-    """Of a loop that calls the model no draw was seen: the environment's tokens were trained on, and that was HELD."""
-    assert tokenizer.pad_token_id == PAD
-    report = compare(trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", rollout)]))
-    assert report.verdict == verdict, report.reason
-
-
-def by_embeddings(prompts, trainer):
-    """Draw one token behind each prompt by calls that are handed no ids, and say nothing of a mask."""
-    tokenizer, embed = trainer.processing_class, trainer.model.get_input_embeddings()
+def by_calls(prompts, trainer, again=False):
+    """Draw four tokens behind each prompt by calls of the model; `again`: then a second turn by `generate`."""
+    tokenizer = trainer.processing_class
     asked = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
-    with torch.no_grad():
-        logits = [trainer.model(inputs_embeds=embed(torch.tensor([ids]))).logits[0, -1] for ids in asked]
-    drawn = [[int(torch.multinomial(each.softmax(-1), 1)) for _ in range(4)] for each in logits]
+    drawn = [[] for _ in asked]
+    for prompt, own in zip(asked, drawn):
+        for _ in range(4):
+            with torch.no_grad():
+                logits = trainer.model(torch.tensor([prompt + own]), use_cache=False).logits[0, -1]
+            own.append(int(torch.multinomial(logits.softmax(-1), 1)))
+    if again:
+        more, _ = trainer._generate_single_turn([*map(list.__add__, asked, drawn)], None, {}, 1)
+        drawn = [*map(list.__add__, drawn, more)]
     return {"prompt_ids": asked, "completion_ids": drawn, "logprobs": None}
 
 
-def elsewhere(model, tokenizer, change):
-    """Return a rollout function whose tokens another model draws."""
-    own, drawn = types.SimpleNamespace(model=copy.deepcopy(model), processing_class=tokenizer), loop(change, alone=True)
-    return lambda prompts, trainer: drawn(prompts, own)
+def elsewhere(change):
+    """Return a rollout function whose tokens a copy of the model draws."""
+
+    def drawn(prompts, trainer):
+        own = types.SimpleNamespace(model=copy.deepcopy(trainer.model), processing_class=trainer.processing_class)
+        return change(by_calls(prompts, own))
+
+    return drawn
 
 
-@pytest.mark.parametrize("way", ["by embeddings", "elsewhere", "elsewhere, without a mask"])
-def test_calls_that_are_not_seen_are_not_held(way, model, tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    "drawn",
+    [by_calls, functools.partial(by_calls, again=True), elsewhere(lambda answer: answer), elsewhere(with_mask)],
+    ids=["by calls", "by calls, then by generate", "elsewhere, without a mask", "elsewhere"],
+)
+def test_draws_that_are_not_seen_are_not_held(drawn, model, tokenizer, tmp_path):
     """Without a mask that could be believed, the step was HELD, and nothing said that its tokens were not looked at."""
-    change = without_mask if way.endswith("mask") else lambda answer: answer
-    drawn = by_embeddings if way == "by embeddings" else elsewhere(model, tokenizer, change)
     report = compare(trainer(model, tokenizer, tmp_path, rewards=[short], more=[("rollout_func", drawn)]))
     assert report.verdict == "NOT CHECKED" and "was not seen" in report.reason, report.reason
 
@@ -314,34 +223,35 @@ def test_a_template_that_renders_the_next_turn_anew(model, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mask", "contexts", "expected"),
-    [
-        ((1, 1, 0, 1, 1), (), ({2}, 0, 0, 0, True)),
-        ((1, 1, 1, 1, 1), (), ({2}, 1, 0, 0, True)),
-        ((1, 0, 0, 1, 1), (), ({2}, 0, 0, 1, True)),
-        ((1, 1, 0, 1, 1), None, ({2}, 0, 0, 0, True)),
-        ((1, 1, 1, 1, 1), ((5, 6, 7),), ({2}, 0, 0, 0, True)),
-    ],
+    ("mask", "foreign", "masked"), [((1, 1, 0, 1, 1), 0, 0), ((1, 1, 1, 1, 1), 1, 0), ((1, 0, 0, 1, 1), 0, 1)]
 )
-def test_of_two_turns_what_stands_between_was_given(mask, contexts, expected):
+def test_of_two_turns_what_stands_between_was_given(mask, foreign, masked):
     """The end of the first turn is taken off; of several draws behind one prompt any may have the token."""
     drawn = [Row((5,), (6, 7, 2), True), Row((5,), (9, 9), False), Row((5, 6, 7, 8), (3, 2), True)]
-    judged = turns.judge(Row((5,), (6, 7, 8, 3, 2), True), mask, drawn, contexts, {2})
-    given, *counts = expected
-    if contexts:  # the policy was asked there by hand: it may have drawn it
-        given = set()
-    assert set(judged.row.given) == given
-    assert [judged.foreign, judged.moved, judged.masked, judged.seen] == counts
+    judged = turns.judge(Row((5,), (6, 7, 8, 3, 2), True), mask, drawn, {2})
+    assert (judged.row.given, judged.foreign, judged.moved, judged.masked, judged.seen) == (
+        {2},
+        foreign,
+        0,
+        masked,
+        True,
+    )
 
 
 def test_a_later_turn_that_was_drawn_behind_other_ids_is_the_policy_s_and_told():
     drawn = [Row((5,), (6, 7, 2), True), Row((5, 6, 1, 8), (3, 4, 2), True)]
-    judged = turns.judge(Row((5,), (6, 7, 8, 3, 4, 2), True), (1, 1, 0, 1, 1, 1), drawn, None, {2}, drawn[1:])
+    judged = turns.judge(Row((5,), (6, 7, 8, 3, 4, 2), True), (1, 1, 0, 1, 1, 1), drawn, {2}, drawn[1:])
     assert (judged.foreign, judged.moved, sorted(judged.row.given)) == (0, 3, [2])
+
+
+@pytest.mark.parametrize(("closing", "foreign"), [({0, 2}, 0), ({2}, 2)])
+def test_padding_behind_an_end_is_nobody_s(closing, foreign):
+    drawn = [Row((5,), (6, 7, 2), True)]
+    assert turns.judge(Row((5,), (6, 7, 2, 0, 0), False), (1, 1, 1, 1, 1), drawn, closing).foreign == foreign
 
 
 def test_a_row_behind_a_prompt_that_nobody_drew_behind_is_not_known():
     drawn = [Row((5,), (6, 7, 2), True)]
-    assert not turns.judge(Row((4,), (6, 7), False), (1, 0), drawn, None, {2}).seen
-    again = turns.judge(Row((5,), (6, 8), False), (1, 1), drawn, None, {2})  # a text encoded again
+    assert not turns.judge(Row((4,), (6, 7), False), (1, 0), drawn, {2}).seen
+    again = turns.judge(Row((5,), (6, 8), False), (1, 1), drawn, {2})  # a text encoded again
     assert again.foreign == 1 and not again.row.given

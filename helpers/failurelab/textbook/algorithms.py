@@ -44,9 +44,6 @@ _OTHER_ENGINE = "another engine draws the tokens, and of this trainer they are n
 _NOT_HERE = {
     "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
     "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
-    "router_aux_loss_coef": Left(
-        (None, 0.0), "the router's loss is added", lambda trainer: bool(getattr(trainer, "aux_loss_enabled", False))
-    ),
     "sync_ref_model": Left((False,), "the reference model changes during training"),
     "use_transformers_continuous_batching": Left((False,), _OTHER_ENGINE),
     "use_transformers_paged": Left((None, False), _OTHER_ENGINE),

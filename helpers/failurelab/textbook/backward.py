@@ -9,14 +9,15 @@ The loss's slopes by the scores are those of the textbook's pass, so clipping, w
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from failurelab.textbook.apart import norm
 from failurelab.textbook.gradient import EXACT, Gradient, Step, Tally, forward_of, is_out_of_memory
+from failurelab.textbook.ranks import Ranks
 from failurelab.textbook.scores import plain
 
 DIRECTIONS = 3
@@ -27,14 +28,6 @@ FAR = (1e-3, 1e-4)
 # shorter distances are not lost in rounding, and what was curvature shrinks; what is wrong is as wrong as before.
 NEAR = (1e-5, 1e-6)
 WRONG, TIMES = 0.1, 10  # of the gradient's norm; or so many times the error, where that is more
-
-
-class Sum(Protocol):
-    """Adds up, over the processes that train together, what each computes."""
-
-    def total(self, work: Callable[[], float]) -> float:
-        """Return the sum."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Backward:
 
 
 @torch.no_grad()
-def measure_backward(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, ranks: Sum) -> Backward:
+def measure_backward(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, ranks: Ranks) -> Backward:
     """Compare a gradient of the textbook with finite differences of the scores that its pass left in `tally`."""
     scale = _scale(model, gradient)
     try:
@@ -81,7 +74,7 @@ def _scale(model: nn.Module, gradient: Gradient) -> float:
     return norm(trained) / math.sqrt(sum(parameter.numel() for parameter in trained.values()))
 
 
-def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far: float, ranks: Sum) -> Backward:
+def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far: float, ranks: Ranks) -> Backward:
     """Compare along each direction, at one distance."""
     trained = {name: parameter for name, parameter in model.named_parameters() if name in gradient}
     still, size, away, error = _without_gradient(model), norm(gradient), 0.0, 0.0
@@ -92,10 +85,10 @@ def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far
                 moved[name][place] = parameter[place]
         expected = sum(float(((moved[name] - trained[name]) * gradient[name]).sum()) for name in trained)
         change = functools.partial(_change, model, trained, moved, step, tally)
-        up = ranks.total(change)
+        up = sum(ranks.collect(change))
         for name, parameter in trained.items():
             moved[name] = 2 * parameter - moved[name]
-        down = ranks.total(change)
+        down = sum(ranks.collect(change))
         away += ((up - down) / 2 - expected) ** 2 / DIRECTIONS
         error += ((up + down) / 2) ** 2 / DIRECTIONS
     return Backward(math.sqrt(away) / (far * size), math.sqrt(error) / (far * size))

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab.failures.predicates import Predicate, Value, parse
+from failurelab.failures import verdicts
+from failurelab.failures.predicates import Predicate, Value, parse, shown
 from failurelab.textbook.reading import Token, Trained
 from failurelab.textbook.rows import Ids
 
 Figures = dict[str, Value]
 POLICY = "the policy"
-DRAWN, ASKED, MOVED, PADDING, FOREIGN, UNKNOWN = "drawn", "asked", "moved", "padding", "foreign", "not known"
+DRAWN, MOVED, PADDING, FOREIGN, UNKNOWN = "drawn", "moved", "padding", "foreign", "not known"
 _LONG = 8  # tokens that stand by chance where they were not drawn are fewer
 _CLEAR = 0.5  # deviations of its group from which on a reward says whether a completion is to be made likelier
 _LEAST_MOVE = 1e-4  # nats a token: a policy that moved less looks like its first weights
@@ -69,7 +70,6 @@ class Paid:
         total: of the trainer; None where no function gave one.
         text: that the functions were given; None where it is no plain text.
         other_text: whether it is another one than was drawn; None where that is not known.
-        prompt: that the functions were given, as text; None where none was.
         columns: all that they were given for this row, as text.
         ids: of the completion, as the functions were given them, or as they were drawn; None where not known.
         draw: number of the draw; None where it is not known.
@@ -84,7 +84,6 @@ class Paid:
     total: float | None
     text: str | None = None
     other_text: bool | None = None
-    prompt: str | None = None
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ids: Ids | None = None
     draw: int | None = None
@@ -99,7 +98,7 @@ class Conditions:
         pad: id of the padding.
         ends: ids that end a completion.
         draws_known: whether nothing can have drawn without being seen: no rollouts of the script's own.
-        asked: ids behind which the policy was asked for a token by hand, in such rollouts; None where not known.
+        by_hand: whether such rollouts asked the policy for tokens by their own calls, which no draw is known of.
         groups_known: whether groups are those of the library: completions that stand together.
         rewards_known: whether a completion's reward is the sum of the functions' rewards.
         steps_allowed: optimizer steps that may lie between a draw and the step that trains on it.
@@ -117,7 +116,7 @@ class Conditions:
     pad: int = 0
     ends: frozenset[int] = frozenset()
     draws_known: bool = True
-    asked: frozenset[Ids] | None = frozenset()
+    by_hand: bool = False
     groups_known: bool = True
     rewards_known: bool = True
     steps_allowed: int = 0
@@ -162,11 +161,11 @@ class Tables:
             found = moved[place]
             if (UNKNOWN, None) not in found and (self.setting.draws_known or 2 * explained >= len(left)):
                 every[place] = found
-            elif (
+            elif (self.draws and not self.setting.by_hand) and (
                 self.setting.draws_known
                 or any(draw is not None for _, draw in own)
                 or any(row.ids[: len(context)] == context for context in contexts)
-            ) and self.draws:
+            ):
                 every[place] = [(FOREIGN, None) if state == UNKNOWN else (state, draw) for state, draw in own]
         return every
 
@@ -201,8 +200,6 @@ class Tables:
                 states.append((DRAWN, own))
             elif token.token == self.setting.pad and behind and set(row.ids[token.place :]) <= {self.setting.pad}:
                 states.append((PADDING, None))
-            elif self.setting.asked and row.ids[: token.place] in self.setting.asked:
-                states.append((ASKED, None))
             else:
                 states.append((UNKNOWN, None))
         return states
@@ -260,23 +257,19 @@ class Tables:
     def lines_of_draws(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each token that was drawn."""
         for draw in self.draws:
+            told = {name: getattr(draw, name) for name in ("call", "row", "by", "weights", "temperature")}
             for place, token in enumerate(draw.tokens):
-                logp = None if draw.logps is None else draw.logps[place]
-                yield {
-                    "draw": draw.number, "call": draw.call, "row": draw.row, "place": place, "token": token,
-                    "context": draw.context + draw.tokens[:place], "by": draw.by, "logp": logp,
-                    "weights": draw.weights, "temperature": draw.temperature,
-                }  # fmt: skip
+                logp, context = draw.logps and draw.logps[place], draw.context + draw.tokens[:place]
+                yield {"draw": draw.number, **told, "place": place, "token": token, "context": context, "logp": logp}
 
     def lines_of_trained(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each token that is trained on."""
         draws = {draw.number: draw for draw in self.draws}
         for row, states in zip(self.trained, self.states):
             for token, (state, number) in zip(row.tokens, states):
-                draw = None if number is None else draws[number]
                 old = None
-                if draw is not None and state == DRAWN:
-                    old = draw.policy_logps[token.place - len(draw.context)]
+                if number is not None and state == DRAWN:
+                    old = draws[number].policy_logps[token.place - len(draws[number].context)]
                 yield {
                     "rank": row.rank, "step": row.step, "row": row.row, "place": token.place, "token": token.token,
                     "context": row.ids[: token.place], "logp_now": token.logp, "logp_old": old,
@@ -286,10 +279,7 @@ class Tables:
     def lines_of_paid(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each completion that was rewarded."""
         for paid in self.paid:
-            yield {
-                "batch": paid.batch, "row": paid.row, "group": paid.group, "rewards": paid.rewards,
-                "total": paid.total, "text": paid.text, "draw": paid.draw,
-            }  # fmt: skip
+            yield {name: getattr(paid, name) for name in ("batch", "row", "group", "rewards", "total", "text", "draw")}
 
 
 def measure(tables: Tables) -> Figures:
@@ -306,7 +296,7 @@ def measure(tables: Tables) -> Figures:
 
 def _of_tokens(tables: Tables) -> Figures:
     counts = Counter(state for own in tables.states for state, _ in own)
-    known = counts.total() > 0 and bool(tables.draws or tables.setting.asked)
+    known = counts.total() > 0 and bool(tables.draws)
 
     def count(state: str) -> int | None:
         """A count of 0 is known where each token is."""
@@ -415,7 +405,7 @@ def _of_groups(tables: Tables) -> Figures:
         flat = sum(bool(own) and max(own) - min(own) <= 1e-6 * max(map(abs, (1.0, *own))) for own in totals)
 
     def prompt(paid: Paid) -> Any:
-        return paid.prompt if paid.prompt is not None else draws[paid.draw].context if paid.draw in draws else None
+        return paid.columns.get("prompts") or (draws[paid.draw].context if paid.draw in draws else None)
 
     prompts = [[prompt(paid) for paid in group] for group in groups]
     every = [each for own in prompts for each in own]
@@ -556,24 +546,19 @@ def check(figures: Mapping[str, Value], controls: Mapping[str, Mapping[str, Valu
 
 def _apply(name: str, figures: Mapping[str, Value], planted: Mapping[str, Value], *rule: str) -> Balance:
     *texts, control = rule
-    needs, holds, more = ([parse(each) for each in text.split(", ") if each] for text in texts)
-
-    def value(predicate: Predicate, of: Mapping[str, Value]) -> bool | None:
-        return predicate.holds(dict.fromkeys(predicate.names) | dict(of))
-
-    if wrong := [each for each in [*holds, *more] if value(each, figures) is False]:
-        return Balance(name, False, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in wrong))
-    for predicate in [*needs, *holds]:
-        if value(predicate, figures) is not True:
-            missing = [each for each in predicate.names if figures.get(each) is None]
-            return Balance(name, None, f"{missing[0]} is not known" if missing else f"it needs {predicate}")
-    if not any(value(each, planted) is False for each in [*holds, *more]):
+    needs, held, more = ([parse(each) for each in text.split(", ") if each] for text in texts)
+    if wrong := [each for each in [*held, *more] if verdicts.holds([each], figures) is False]:
+        return Balance(name, False, _say(wrong, figures))
+    if unmet := [each for each in [*needs, *held] if verdicts.holds([each], figures) is not True]:
+        missing = [each for each in unmet[0].names if figures.get(each) is None]
+        return Balance(name, None, f"{missing[0]} is not known" if missing else f"it needs {unmet[0]}")
+    if verdicts.holds([*held, *more], planted) is not False:
         return Balance(name, None, f"with the mistake planted ({control}) the figures look the same")
-    return Balance(name, True, ", ".join(f"{each.figure} {_say(figures[each.figure])}" for each in holds))
+    return Balance(name, True, _say(held, figures))
 
 
-def _say(value: Value) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def _say(predicates: Sequence[Predicate], figures: Mapping[str, Value]) -> str:
+    return ", ".join(f"{each.figure} {shown(figures[each.figure])}" for each in predicates)
 
 
 # Mistakes, planted in tables
@@ -604,7 +589,7 @@ def _encode_again(tables: Tables) -> Tables:
         other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
         ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
         padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
-        token = dataclasses.replace(first, token=other, follows=other)
+        token = dataclasses.replace(first, token=other)
         return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
 
     return _change_trained(tables, change)
@@ -626,7 +611,7 @@ def _train_padding(tables: Tables) -> Tables:
     pad = tables.setting.pad
 
     def change(row: Trained) -> Trained:
-        token = Token(len(row.ids), pad, pad, at=len(row.padded) - 1)
+        token = Token(len(row.ids), pad, at=len(row.padded) - 1)
         tokens = (*row.tokens, token)
         return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
 

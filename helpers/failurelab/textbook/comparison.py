@@ -33,6 +33,7 @@ from failurelab.textbook.gradient import (
 from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
 from failurelab.textbook.recorder import Evidence, loss_scale, own_precision, precisions, reference_of
 from failurelab.textbook.rows import Row
+from failurelab.textbook.scores import depends_on_grad
 from failurelab.textbook.suspects import (
     BY_STEP,
     LEFT_OUT,
@@ -52,12 +53,11 @@ CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"
 )
-CANCELLED = 0.02  # of the gradient with all advantages 1: what numbers of 16 bits lose of it
 BLINDED = (
     "right gradients lie so far apart that a wrong one could not be told from them: of other draws of dropout, or of "
-    "noise on the embeddings, in numbers of 16 bits, or with tokens on either side of a bound (clipping, or "
-    "top_entropy_quantile) as rounding decides; a step in float32, of more completions and with attention_dropout and "
-    "lora_dropout 0, can be checked"
+    "noise on the embeddings, in numbers of 16 bits, with completions that are nearly the same and cancel, or with "
+    "tokens on either side of a bound (clipping, or top_entropy_quantile) as rounding decides; a step in float32, of "
+    "more completions and with attention_dropout and lora_dropout 0, can be checked"
 )
 EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
 
@@ -74,14 +74,10 @@ class Comparison:
         floor: of the measurement.
         named: what explains a wrong gradient, where one suspect does; or None.
         line: which one of that kind it is, such as `without temperature`; "" where there is one.
-        reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         asked: figures of what this step's arguments and rows ask for.
         temperature: that the tokens were drawn at; None where that was not seen.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
-        clipped: share of the tokens whose ratio a bound holds.
-        kl: largest estimate of the KL divergence of a token.
-        variants: the trainer's gradient beside other options' that were asked for, by name.
         controls: mistakes that were planted in the textbook, by name: beside the textbook, if asked for; where another
             one is named, beside the trainer's gradient.
         weights: of the rows, where they say what is wrong with the direction.
@@ -95,14 +91,10 @@ class Comparison:
     floor: Floor = dataclasses.field(default_factory=Floor)
     named: str | None = None
     line: str = ""
-    reading: str = ""
     not_shown: tuple[str, ...] = ()
     asked: Mapping[str, Value] = dataclasses.field(default_factory=dict)
     temperature: float | None = None
     texts: str = ""
-    clipped: float = 0.0
-    kl: float = 0.0
-    variants: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     controls: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     weights: tuple[Weight, ...] = ()
     backward: Backward | None = None
@@ -154,6 +146,8 @@ def why_not_here(trainer: Any) -> list[str]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in precisions(trainer) and getattr(trainer, "is_deepspeed_enabled", False):
         lines.append("fp16 of DeepSpeed, which scales the loss by itself, and needs a GPU")
+    if several() and getattr(trainer.args, "top_entropy_quantile", 1.0) < 1:
+        lines.append("top_entropy_quantile: the tokens are chosen among those of all processes")
     if getattr(trainer.args, "n_gpu", 1) > 1:
         lines.append("several devices of one process: each has a part of the batch")
     if type(model).__name__ == "FullyShardedDataParallel" or any(
@@ -176,7 +170,6 @@ def compare_step(
     definition: Definition | None = None,
     with_suspects: bool = True,
     with_controls: bool = False,
-    variants: Mapping[str, Options] | None = None,
 ) -> Comparison:
     """Compare the gradient of a step with the textbook's, before the optimizer steps.
 
@@ -187,7 +180,6 @@ def compare_step(
         with_suspects: look for what explains a gradient that is wrong, by the weights of its tokens and some passes.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each. It holds only
             where one of each of MECHANISMS shows.
-        variants: other options to compare with too, by name.
     """
     wrong: list[tuple[str, str]] = []
     try:
@@ -213,7 +205,7 @@ def compare_step(
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 added = _added(trainer, evidence, definition)
-                report = comparer.compare(searched and not added, planted, variants or {})
+                report = comparer.compare(searched and not added, planted)
                 if report.verdict == "HELD" and evidence.unknown:
                     said = f"{evidence.unknown}; with what was told: {report.reason}"
                     report = dataclasses.replace(report, verdict="NOT CHECKED", reason=said)
@@ -239,7 +231,7 @@ def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> s
     if not evidence.part:
         return ""
     alone = _Comparer(trainer, dataclasses.replace(evidence, gradient=evidence.part), definition)
-    if alone.compare(False, False, {}).verdict != "HELD":
+    if alone.compare(False, False).verdict != "HELD":
         return ""
     term = {name: gradient - evidence.part[name] for name, gradient in evidence.gradient.items()}
     return (
@@ -257,8 +249,7 @@ class _Comparer:
         self.theirs, same = self.ranks.same(_by_name(evidence.gradient, trainer.model, self.model))
         if not same:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
-        asked = algorithm.options(trainer, evidence.temperature)
-        self.options = dataclasses.replace(asked, router_aux_loss_coef=router_coefficient(trainer))
+        self.options = algorithm.options(trainer, evidence.temperature)
         self.rows, self.passes, self.losses = evidence.rows, evidence.passes, evidence.losses
         self.believed = evidence.believed
         self.trained = [row for row in self.rows if row.micro is not None]
@@ -266,7 +257,7 @@ class _Comparer:
 
     def part(self, options: Options, **given: Any) -> Gradient:
         """Return the part of the expected gradient that the rows of this process have."""
-        given = {"definition": self.definition, "pad": pad_id(self.trainer), "collect": self.ranks.collect, **given}
+        given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
         return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
 
     def gradient(self, options: Options, *, tally: Tally | None = None, **given: Any) -> Gradient:
@@ -275,7 +266,7 @@ class _Comparer:
         own = None if tally is None else Tally()
         gradient = self.ranks.add(lambda: self.part(options, tally=own, **given))
         if tally is not None and own is not None:
-            for other in self.ranks.share(own.cpu()):
+            for other in self.ranks.share(own):
                 tally.add(other)
         return gradient
 
@@ -289,7 +280,10 @@ class _Comparer:
             readings = {name: options for name, options in readings.items() if not options.length_padded}
         return readings
 
-    def compare(self, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]) -> Comparison:
+    def compare(self, with_suspects: bool, with_controls: bool) -> Comparison:
+        if depends_on_grad(self.model):
+            why = "the model gives other logits while a graph is made: a hook, say, that acts in training alone"
+            return Comparison("NOT CHECKED", why)
         worth = advantages(self.rows, self.options, self.definition)
         chosen = torch.tensor([row.micro is not None for row in self.rows])
         equal = float(worth[chosen].abs().max()) < 1e-6
@@ -317,7 +311,7 @@ class _Comparer:
         if blind or size <= COSINE * self._unit(options):
             return Comparison("NOT CHECKED", blind or CANCELS, floor=floor)
         if verdict == "HELD" and floor.wide:
-            return Comparison("NOT CHECKED", self._blinded_by(options, ours), floor=floor)
+            return Comparison("NOT CHECKED", BLINDED, floor=floor)
         search = Search(
             self.rows,
             options,
@@ -335,10 +329,8 @@ class _Comparer:
             found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
-            scored = dataclasses.replace(options, router_aux_loss_coef=0.0)  # the scores' part alone
-            of_scores = ours if scored == options else self.gradient(scored)
             step = Step(self.rows, options, self.definition)
-            backward = measure_backward(self.model, step, of_scores, tally, self.ranks)
+            backward = measure_backward(self.model, step, ours, tally, self.ranks)
             if backward.wrong:
                 verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         report = Comparison(
@@ -348,12 +340,8 @@ class _Comparer:
             floor=floor,
             named=found.named,
             line=found.line,
-            reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
             asked=self._asked(),
-            clipped=tally.clipped / max(tally.tokens, 1),
-            kl=tally.kl,
-            variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
             controls=planted or found.tried,
             weights=found.weights,
             backward=backward,
@@ -417,7 +405,7 @@ class _Comparer:
                 if floor.holds(apart):
                     break
             if floor.band[0] >= BLIND:
-                return floor, self._blinded_by(options, ours), rounded
+                return floor, BLINDED, rounded
         if not floor.holds(apart) and self._has_bounds(options):
             for sign in (1, -1):
                 shift = Shift(sign * rounding.ratio, sign * rounding.entropy)
@@ -429,10 +417,6 @@ class _Comparer:
         """Whether a token's part in the gradient jumps somewhere."""
         masks = "mask" in (options.engine_weight or "")
         return masks or options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
-
-    def _blinded_by(self, options: Options, ours: Gradient) -> str:
-        """Return what puts right passes so far apart: that rounding alone is left to compare, or what moves them."""
-        return CANCELS if norm(ours) <= CANCELLED * self._unit(options) else BLINDED
 
     def _unit(self, options: Options) -> float:
         """Return the norm of the gradient with all advantages 1: the scale of what rounding leaves."""
@@ -524,11 +508,6 @@ def drops_out(model: nn.Module) -> bool:
         if module.training and isinstance(rate, float | int) and rate > 0:
             return True
     return False
-
-
-def router_coefficient(trainer: Any) -> float:
-    """Return the weight of the routers' loss: the trainer takes its model's own where the arguments name none."""
-    return float(trainer.router_aux_loss_coef) if getattr(trainer, "aux_loss_enabled", False) else 0.0
 
 
 def _by_name(gradient: Gradient, wrapped: nn.Module, model: nn.Module) -> Gradient:

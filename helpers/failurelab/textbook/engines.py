@@ -20,7 +20,8 @@ import torch
 
 from failurelab.textbook.rows import Row, cut_at_end
 
-Answer = tuple[Sequence[int], Sequence[int], Sequence[float] | None]  # a prompt, a completion, its log-probabilities
+# A prompt, a completion, and its log-probabilities.
+Answer = tuple[Sequence[int], Sequence[int], Sequence[float | None] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,9 @@ def read_answers(
     method, args, kwargs, output = called
     asked = inspect.signature(method).bind(*args, **kwargs).arguments
     given = asked | asked.get("kwargs", {})
+    pictures = [*(given.get("images") or ()), *(_pictures(prompt) for prompt in given.get("prompts") or ())]
+    if any(pictures):
+        raise ValueError("pictures that an engine was given are not known as the model's inputs")
     answers = engine.read(given, output)
     longest = (max((len(own) for own in each), default=0) for each in zip(*((one, two) for one, two, _ in answers)))
     width, length = [-(-size // multiple) * multiple for size in longest] or (0, 0)
@@ -86,22 +90,25 @@ def read_answers(
         completion, ended = cut_at_end([int(token) for token in drawn], ends)
         row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(width, length))
         if scores is not None:
-            own = torch.tensor([_number(score) for score in scores[: len(completion)]], dtype=torch.float32)
+            known = [math.nan if score is None else float(score) for score in scores[: len(completion)]]
+            own = torch.tensor(known, dtype=torch.float32)
             row = dataclasses.replace(row, engine_logps=own)
         rows.append(row)
     return rows, engine.temperature(given)
 
 
+def _pictures(prompt: Any) -> Any:
+    return prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+
+
 def _of_helper(given: Mapping[str, Any], output: Any) -> list[Answer]:
-    if any(given.get("images") or ()):
-        raise ValueError("pictures that an engine was given are not known as the model's inputs")
     prompts, completions, logprobs, tokens = output  # logprobs (rows, tokens, some), the ids that they are of likewise
     answers: list[Answer] = []
     for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         scores = None
         if logprobs is not None:
             ids = tokens[number] if tokens is not None else [[token] for token in completion]
-            scores = [_number(some[own.index(token)]) for token, some, own in zip(completion, logprobs[number], ids)]
+            scores = [some[own.index(token)] for token, some, own in zip(completion, logprobs[number], ids)]
         answers.append((prompt, completion, scores))
     return answers
 
@@ -109,35 +116,23 @@ def _of_helper(given: Mapping[str, Any], output: Any) -> list[Answer]:
 def _of_llm(given: Mapping[str, Any], output: Any, encode: Callable[[str], list[int]]) -> list[Answer]:
     answers: list[Answer] = []
     for asked, request in zip(given["prompts"], output, strict=True):
-        if isinstance(asked, Mapping) and asked.get("multi_modal_data"):
-            raise ValueError("pictures that an engine was given are not known as the model's inputs")
         prompt = getattr(request, "prompt_token_ids", None)
-        prompt = _ids(asked, encode) if prompt is None else prompt
         for answer in request.outputs:
-            scores = answer.logprobs if hasattr(answer, "logprobs") else None
+            scores = getattr(answer, "logprobs", None)
             if scores is not None:
-                scores = [_number(some[token].logprob) for token, some in zip(answer.token_ids, scores)]
-            answers.append((prompt, answer.token_ids, scores))
+                scores = [some[token].logprob for token, some in zip(answer.token_ids, scores)]
+            answers.append((_ids(asked, encode) if prompt is None else prompt, answer.token_ids, scores))
     return answers
 
 
 def _of_client(given: Mapping[str, Any], output: Any, encode: Callable[[str], list[int]]) -> list[Answer]:
-    if any(given.get("images") or ()):
-        raise ValueError("pictures that an engine was given are not known as the model's inputs")
-    copies = int(given.get("n", 1))
-    completions, scores = output, None
-    if isinstance(output, Mapping):
-        completions, scores = output["completion_ids"], output.get("logprobs")
-    prompts = [_ids(prompt, encode) for prompt in given["prompts"] for _ in range(copies)]
-    answers: list[Answer] = []
-    for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        own = (
-            None
-            if scores is None
-            else [_number(each[0] if isinstance(each, list) else each) for each in scores[number]]
-        )
-        answers.append((prompt, completion, own))
-    return answers
+    told = output if isinstance(output, Mapping) else {"completion_ids": output}
+    prompts = [_ids(prompt, encode) for prompt in given["prompts"] for _ in range(int(given.get("n", 1)))]
+    scores = told.get("logprobs") or [None] * len(prompts)
+    return [
+        (prompt, completion, own and [each[0] if isinstance(each, list) else each for each in own])
+        for prompt, completion, own in zip(prompts, told["completion_ids"], scores, strict=True)
+    ]
 
 
 def _of_batch(given: Mapping[str, Any], output: Any) -> list[Answer]:
@@ -158,8 +153,3 @@ def _ids(prompt: Any, encode: Callable[[str], list[int]]) -> Sequence[int]:
     if isinstance(prompt, Mapping):
         prompt = prompt.get("prompt_token_ids") or prompt["prompt"]
     return encode(prompt) if isinstance(prompt, str) else prompt
-
-
-def _number(value: float | None) -> float:
-    """Return a log-probability; NaN where an engine has none."""
-    return math.nan if value is None else float(value)

@@ -21,7 +21,7 @@ _IMPLEMENTED = """
     gradient_accumulation_steps importance_sampling_level loss_type mask_truncated_completions max_completion_length
     max_length missing_eos_penalty multi_objective_aggregation neftune_noise_alpha normalize_advantages num_generations
     num_iterations off_policy_mask_threshold per_device_train_batch_size ref_model_mixup_alpha ref_model_sync_steps
-    reward_clip_range reward_weights router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards
+    reward_clip_range reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards
     steps_per_generation sync_ref_model temperature top_entropy_quantile use_bias_correction_kl use_liger_loss use_vllm
     vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap
     vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
@@ -116,6 +116,9 @@ def spreads(trainer: Any) -> bool:
 
 NOT_HERE: dict[str, Left] = {
     "parallelism_config": Left((None,), "one row is computed by several accelerators", spreads),
+    "router_aux_loss_coef": Left(
+        (None, 0.0), "the router's loss is added", lambda trainer: bool(getattr(trainer, "aux_loss_enabled", False))
+    ),
     "use_adaptive_entropy": Left((False,), "the entropy's weight moves by a rule of its own"),
     "use_liger_kernel": Left((False,), "its kernels replace the model's layers, and need a GPU"),
 }
@@ -146,7 +149,6 @@ class Options:
         truncated_kl: whether it is taken off that of a truncated completion too. The help text leaves it open.
         length_padded: whether Online DPO's `max_length` counts the completion as it is padded. "Of the sequence" leaves
             it open.
-        router_aux_loss_coef: weight of the model's own loss of its routers, the mean over the micro-batches.
         engine_weight: how the loss is multiplied with the ratio of the policy to the engine that drew; None: it is not.
         engine_bounds: least and largest of these ratios.
     """
@@ -184,7 +186,6 @@ class Options:
     vespo_k_neg: float = 3.0
     vespo_lambda_pos: float = 3.0
     vespo_lambda_neg: float = 2.0
-    router_aux_loss_coef: float = 0.0
     engine_weight: str | None = None
     engine_bounds: tuple[float, float] = (-math.inf, math.inf)
 
@@ -194,7 +195,6 @@ class Options:
         given = {
             field.name: getattr(args, field.name) for field in dataclasses.fields(cls) if hasattr(args, field.name)
         }
-        given["router_aux_loss_coef"] = given.get("router_aux_loss_coef") or 0.0
         given["asked_temperature"] = given.get("temperature", 1.0)
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:

@@ -20,11 +20,9 @@ from failurelab.logits import keep_argument
 from failurelab.textbook.definition import GRPO, Definition, left_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.rows import Row, Scoring, lay_out
-from failurelab.textbook.scores import Scores, plain, router_loss, score
+from failurelab.textbook.scores import Scores, plain, score
 
 Gradient = dict[str, torch.Tensor]
-# Does work of a process, and gives what it gave on each of them.
-Collect = Callable[[Callable[[], Any]], list[Any]]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
 TIE = 1e-5  # nats that rounding in float32 moves a log-probability or an entropy by, at most
 # Of logits that are held at once, in float32, before their softmax. More at once saves a GPU time, and a CPU none: with
@@ -93,7 +91,7 @@ EXACT = Precision()
 class Slopes:
     """Scores of some rows, and the derivatives of the loss by them: by log-probabilities, and by entropies if used.
 
-    `given` has the tensors that the loss of these rows is made of, by name.
+    `given` has the tensors that the loss of these rows is made of, by name. All are on the CPU.
     """
 
     part: range
@@ -105,11 +103,6 @@ class Slopes:
         """Return what the loss is asked with."""
         return types.SimpleNamespace(**self.given)
 
-    def cpu(self) -> "Slopes":
-        """Return the same with all tensors on the CPU."""
-        scores, slopes = (tuple(own.cpu() for own in each) for each in (self.scores, self.slopes))
-        return Slopes(self.part, scores, slopes, {name: own.cpu() for name, own in self.given.items()})
-
 
 @dataclasses.dataclass
 class Tally:
@@ -118,7 +111,6 @@ class Tally:
     Attributes:
         tokens: that were trained on.
         clipped: of these, where the clipped product was the smaller one.
-        kl: largest KL estimate of a token.
         apart: largest distance of a token's log-probability from the reference's, in nats.
         drift: largest distance of a ratio from 1.
         slopes: of the loss, of each part of the rows.
@@ -128,7 +120,6 @@ class Tally:
 
     tokens: int = 0
     clipped: int = 0
-    kl: float = 0.0
     apart: float = 0.0
     drift: float = 0.0
     slopes: list[Slopes] = dataclasses.field(default_factory=list)
@@ -144,18 +135,10 @@ class Tally:
     def add(self, other: "Tally") -> None:
         """Add what was seen of other rows."""
         self.tokens, self.clipped = self.tokens + other.tokens, self.clipped + other.clipped
-        self.kl, self.apart = max(self.kl, other.kl), max(self.apart, other.apart)
-        self.drift = max(self.drift, other.drift)
+        self.apart, self.drift = max(self.apart, other.apart), max(self.drift, other.drift)
         self.slopes += other.slopes
         self.log_ratios += other.log_ratios
         self.entropies |= other.entropies
-
-    def cpu(self) -> "Tally":
-        """Return the same with all tensors on the CPU, as another process may be told it."""
-        slopes = [each.cpu() for each in self.slopes]
-        entropies = {micro: values.cpu() for micro, values in self.entropies.items()}
-        ratios = [values.cpu() for values in self.log_ratios]
-        return dataclasses.replace(self, slopes=slopes, log_ratios=ratios, entropies=entropies)
 
     def count(self, definition: Definition, options: Options, part: types.SimpleNamespace) -> None:
         """Count what the loss of a part was made of."""
@@ -164,11 +147,10 @@ class Tally:
         log_ratio = definition.log_ratio(logps - part.old_logps, part.mask, options).expand_as(trained)
         ratio, difference = log_ratio.exp(), part.reference_logps - logps
         held = ratio.clamp(*options.bounds) * part.worth < ratio * part.worth  # by a bound
-        self.log_ratios += [row[kept] for row, kept in zip(log_ratio, trained)]
+        self.log_ratios += [row[kept].cpu() for row, kept in zip(log_ratio, trained)]
         self.tokens += int(trained.sum())
         self.clipped += int((held & trained).sum())
         self.drift = max(self.drift, float((log_ratio.expm1().abs() * trained).max()))
-        self.kl = max(self.kl, float((definition.kl(difference).abs() * trained).max()))
         self.apart = max(self.apart, float((difference.abs() * trained).max()))
 
 
@@ -183,7 +165,6 @@ def expected_gradient(
     precision: Precision = EXACT,
     pad: int = 0,
     tally: Tally | None = None,
-    collect: Collect = lambda work: [work()],
 ) -> Gradient:
     """Return the gradient of the definition's loss for every trainable parameter of the model, by name, in float32.
 
@@ -201,7 +182,6 @@ def expected_gradient(
         precision: of the computation.
         pad: token id of the padding, for a suspect that scores it.
         tally: is added to.
-        collect: does work of a process, and gives what it gave on each, where rows are of several.
 
     Raises:
         OutOfMemory: one term of the loss alone, a row of most kinds, does not fit.
@@ -221,23 +201,13 @@ def expected_gradient(
     with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
         forward, leaves = forward_of(model, trained, precision)
         if options.top_entropy_quantile < 1:
-            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally, collect)
+            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally)
 
         def work(rows: range) -> tuple[types.SimpleNamespace, list[torch.Tensor], Sequence[torch.Tensor | None]]:
             part, scores = step.part(forward, rows, reference, precision)
-            loss = definition.loss(part, step.options)
-            return part, scores, derive(loss, [*leaves.values(), *scores])
-
-        def derive(loss: torch.Tensor, by: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-            grads = torch.autograd.grad(loss * precision.scale, by, allow_unused=True)
-            return [None if grad is None else grad / precision.scale for grad in grads]
-
-        if options.router_aux_loss_coef:
-            for rows_of_micro in step.micros():
-                loss = router_loss(forward, rows_of_micro, step.scoring) / len(step.kept)  # the model's own
-                loss = options.router_aux_loss_coef * loss
-                for name, grad in zip(leaves, derive(loss, list(leaves.values()))):
-                    gradient[name] += 0 if grad is None else grad.to(gradient[name].dtype)
+            loss = definition.loss(part, step.options) * precision.scale
+            grads = torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
+            return part, scores, [None if grad is None else grad / precision.scale for grad in grads]
 
         for rows_done, (part, scores, grads) in in_parts(model, step, work):
             for name, grad in zip(leaves, grads):
@@ -246,11 +216,11 @@ def expected_gradient(
             if tally is not None:
                 seen = Tally()
                 seen.count(definition, step.options, part)
-                slopes = [
-                    torch.zeros_like(own) if grad is None else grad for own, grad in zip(scores, grads[len(leaves) :])
-                ]
-                given = {name: own.detach() for name, own in vars(part).items()}
-                seen.slopes.append(Slopes(rows_done, tuple(own.detach() for own in scores), tuple(slopes), given))
+                pairs = zip(scores, grads[len(leaves) :])
+                slopes = [torch.zeros_like(own) if grad is None else grad for own, grad in pairs]
+                given = {name: own.detach().cpu() for name, own in vars(part).items()}
+                own, slope = (tuple(each.detach().cpu() for each in some) for some in (scores, slopes))
+                seen.slopes.append(Slopes(rows_done, own, slope, given))
                 tally.add(seen)
     return gradient
 
@@ -320,11 +290,6 @@ class Step:
         """Score some of the rows."""
         return score(forward, [self.rows[number] for number in part], self.scoring, entropy=entropy)
 
-    def micros(self) -> list[list[Row]]:
-        """Return the rows of this process, by the micro-batches that train on them."""
-        own = [self.rows[number] for number in self.own]
-        return [[row for row in own if row.micro == micro] for micro in dict.fromkeys(row.micro for row in own)]
-
     def rows_that_fit(self, model: nn.Module) -> int:
         """Return how many rows have at most LOGITS_BYTES of logits."""
         words = int(unwrap(model).get_output_embeddings().weight.shape[0])
@@ -337,43 +302,30 @@ class Step:
         together = self.definition.together
         return together * max(1, count // together)
 
-    def choose_tokens(
-        self,
-        score_part: Callable[[range], Scores],
-        tally: Tally | None = None,
-        collect: Collect = lambda work: [work()],
-    ) -> None:
+    def choose_tokens(self, score_part: Callable[[range], Scores], tally: Tally | None = None) -> None:
         """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their order.
 
-        Of several processes it is the micro-batch of all, the first ones of each beside each other, and so on. They are
-        scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
+        They are scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
         all lie so close that the order would be another one. For the same reason tokens of a group behind the same text
         have one entropy.
         """
         entropies: dict[int | None, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
         known: dict[int, float] = {}
-
-        def score_own() -> dict[int, torch.Tensor]:
-            with torch.no_grad():
-                for number in self.own:
-                    row = self.rows[number]
-                    if not left_out(row, self.options):
-                        scores = score_part(range(number, number + 1))
-                        own = zip(self._texts_before(row), scores.entropies[0].tolist())
-                        entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
-                        entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
-            return {self._turns[micro]: _values(rows).cpu() for micro, rows in entropies.items()}
-
-        every = collect(score_own)
+        with torch.no_grad():
+            for number, row in enumerate(self.rows):
+                if not left_out(row, self.options):
+                    scores = score_part(range(number, number + 1))
+                    own = zip(self._texts_before(row), scores.entropies[0].tolist())
+                    entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
+                    entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
         for micro, rows in entropies.items():
-            beside = [own[self._turns[micro]] for own in every if self._turns[micro] in own]
-            values = _values(rows)
-            least = self._least_entropy(torch.cat(beside).to(values))
+            values = torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
+            least = self._least_entropy(values)
             for number, entropy, mask in rows:
                 self.chosen[number] = mask & (entropy >= least)
             self.kept[micro] = int((values >= least).sum())
             if tally is not None:
-                tally.entropies[micro] = values
+                tally.entropies[micro] = values.cpu()
 
     def _texts_before(self, row: Row) -> list[int]:
         """Return a number for what each scored token is drawn after, the same for the same text of a group."""
@@ -457,11 +409,6 @@ class Step:
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
-
-
-def _values(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """Return the entropies (tokens,) of the tokens of rows that count."""
-    return torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
 
 
 def reward_table(rows: Sequence[Row]) -> torch.Tensor:
@@ -575,8 +522,6 @@ def forward_of(
 ) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
     """Return a function of ids, mask, last places and other inputs that gives logits; and the tensors it depends on.
 
-    With `router` it gives the loss that a mixture of experts has of its routers.
-
     These are those of `trained`, to ask for a gradient, by name. `moved` has values that they are given, by name.
     """
     inner, device = unwrap(model), input_device(model)
@@ -602,14 +547,12 @@ def forward_of(
         attended: Sequence[Sequence[bool]],
         last: int,
         inputs: Mapping[str, torch.Tensor],
-        router: bool = False,
     ) -> torch.Tensor:
         given: dict[str, Any] = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(attended, device=device, dtype=torch.long),
             "use_cache": False,
             **({fewer: last} if fewer else {}),
-            **({"output_router_logits": True} if router else {}),
             **{
                 name: value.float() if precision.float32 and value.is_floating_point() else value
                 for name, value in inputs.items()
@@ -617,9 +560,8 @@ def forward_of(
         }
         enabled = precision.autocast is not None
         with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):
-            output = torch.func.functional_call(inner, replaced, (), given)
-        wanted: torch.Tensor = output.aux_loss if router else output.logits
-        return wanted
+            logits: torch.Tensor = torch.func.functional_call(inner, replaced, (), given).logits
+        return logits
 
     return forward, leaves
 

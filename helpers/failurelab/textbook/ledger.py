@@ -50,17 +50,14 @@ from failurelab.textbook.balance import (
 from failurelab.textbook.comparison import drops_out
 from failurelab.textbook.draws import RewardCalls, decode, other_texts, pad_id, plain_text, tokenizer_of
 from failurelab.textbook.gradient import score_old
-from failurelab.textbook.listener import Listener
+from failurelab.textbook.listener import MAKING, SCORING, Listener
 from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
 from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision
-from failurelab.textbook.rows import Ids, Row
+from failurelab.textbook.rows import Row
 
 ENGINE = "an engine"
-_LIBRARIES = ("trl", "transformers")
-_MAKERS = ("rollout_func", "_generate", "_generate_single_turn")
-_GROUPING = ("_generate_and_score_completions", "_prepare_inputs", "compute_loss", "training_step")
-_COLORS = {"drawn": "#cfe3f1", "asked": "#cfe3f1", "moved": "#fbdcc4", "foreign": "#f3b8b0", "padding": "#dddddd"}
+_COLORS = {"drawn": "#cfe3f1", "moved": "#fbdcc4", "foreign": "#f3b8b0", "padding": "#dddddd"}
 
 
 class Ledger(Listener, TrainerCallback):
@@ -78,7 +75,7 @@ class Ledger(Listener, TrainerCallback):
         self.paid: list[Paid] = []
         given = lambda: self._drawn_at, self._safely, self.problems.append
         self._reader = Reader(self.policy, self._note_step, *given)
-        self._contexts: set[Ids] | None = set()  # behind which the policy was asked for a token by hand
+        self._asked_by_hand = False
         self._fresh: list[Draw] = []  # that were not paid yet
         self._inner: int | None = None  # the policy's weights as it drew: within the call others may have been put in
         self._calls = 0  # of what draws
@@ -152,10 +149,9 @@ class Ledger(Listener, TrainerCallback):
             self._fresh.append(draw)
         super().take_draws(drawing, rows, temperature)
 
-    def take_rollouts(self, output: dict[str, Any], contexts: set[Ids] | None) -> None:
-        """Keep behind which ids a rollout function asked the policy by hand."""
-        known = None if self._contexts is None or contexts is None else self._contexts | contexts
-        self._contexts = known
+    def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
+        """Keep whether a rollout function asked the policy for tokens by its own calls."""
+        self._asked_by_hand |= by_hand
 
     def _measure_move(self, drawn: list[Row], temperature: float, pad: int) -> None:
         """Measure how far the policy has moved since another one drew first."""
@@ -243,7 +239,6 @@ class Ledger(Listener, TrainerCallback):
                     total=total,
                     text=text,
                     other_text=other,
-                    prompt=repr(columns["prompts"][place]) if "prompts" in columns else None,
                     columns={name: repr(value[place]) for name, value in columns.items()},
                     ids=tuple(ids[place]) if len(ids) == count else None if draw is None else draw.tokens,
                     draw=None if draw is None else draw.number,
@@ -256,20 +251,17 @@ class Ledger(Listener, TrainerCallback):
     @property
     def tables(self) -> Tables:
         """What was seen, and the setting that it is judged in."""
-        trainer, kind = self.trainer, type(self.trainer)
-        args = trainer.args
-        own_rollouts = getattr(trainer, "rollout_func", None) is not None or any(
-            _is_own(kind, name) for name in _MAKERS[1:]
-        )
+        trainer, args = self.trainer, self.trainer.args
+        own_rollouts = getattr(trainer, "rollout_func", None) is not None or self.overrides(MAKING, wholly=True)
         narrow = own_precision(trainer) is not None
         size = min(each.element_size() for each in self.policy.parameters())
         setting = Conditions(
             pad=pad_id(trainer),
             ends=self.ends(),
             draws_known=not own_rollouts,
-            asked=None if self._contexts is None else frozenset(self._contexts),
-            groups_known=not several() and not any(_is_own(kind, name) for name in _GROUPING) and not own_rollouts,
-            rewards_known=not _is_own(kind, "_calculate_rewards")
+            by_hand=self._asked_by_hand,
+            groups_known=not (several() or own_rollouts or self.overrides(SCORING, wholly=True)),
+            rewards_known=not self.overrides(("_calculate_rewards",), wholly=True)
             and getattr(args, "multi_objective_aggregation", "sum_then_normalize") == "sum_then_normalize",
             steps_allowed=max(0, math.ceil(count_uses(args) / max(1, args.gradient_accumulation_steps)) - 1),
             rounding=rollouts.ROUNDING[2 if narrow else size],
@@ -323,7 +315,7 @@ class Ledger(Listener, TrainerCallback):
     def _repr_html_(self) -> str:
         lines, apart = [], 0
         for drawn, trained in self.strip():
-            apart += any(state not in ("drawn", "asked") for _, state in trained)
+            apart += any(state != "drawn" for _, state in trained)
             for name, tokens in (("drawn", [(token, "drawn") for token in drawn]), ("trained", trained)):
                 cells = "".join(
                     f'<td style="background:{_COLORS[state]};color:#111;border:1px solid #333;padding:1px 4px" '
@@ -337,16 +329,6 @@ class Ledger(Listener, TrainerCallback):
 
 
 ledger = Ledger  # `with textbook.ledger(trainer) as ledger: trainer.train()`
-
-
-def _is_own(kind: type, name: str) -> bool:
-    """Whether a method is neither trl's nor transformers', and asks theirs for nothing."""
-    method = getattr(kind, name, None)
-    home = getattr(method, "__module__", None) or "trl"
-    return (
-        home.partition(".")[0] not in _LIBRARIES
-        and "super" not in getattr(method, "__code__", _is_own.__code__).co_names
-    )
 
 
 def _number(model: Any) -> int | None:

@@ -4,7 +4,7 @@ Listened to, on one trainer, and given back when the listener is detached:
 
 - the policy's `generate`, an engine (`engines`), and the trainer's `rollout_func`: of calls within each other the
   outermost one,
-- the ids behind which a rollout function's own code asks the policy for a token (`turns`),
+- whether a rollout function's own code asks the policy for tokens, whose draws are not known then,
 - the reward functions, a reward model, or a judge (`preferences`).
 """
 
@@ -19,22 +19,21 @@ from failurelab._unwrap import unwrap
 from failurelab.errors import attempt
 from failurelab.handles import is_unseen, listen_to, wrap_method
 from failurelab.textbook import turns
-from failurelab.textbook.algorithms import group_size
 from failurelab.textbook.draws import (
     RewardCalls,
     ends_of,
     listen_to_temperature,
     other_texts,
-    pad_id,
     read_generation,
     tokenizer_of,
 )
 from failurelab.textbook.engines import Engine, engines_of, read_answers
 from failurelab.textbook.preferences import listen_to_preference
-from failurelab.textbook.rows import Ids, Row
+from failurelab.textbook.rows import Row
 
-_MAKING = ("_generate", "_generate_single_turn")
-_SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
+LIBRARIES = ("trl", "transformers")
+MAKING = ("_generate", "_generate_single_turn")
+SCORING = ("compute_loss", "training_step", "_prepare_inputs", "_generate_and_score_completions")
 
 
 class Listener:
@@ -53,7 +52,7 @@ class Listener:
     def _forget_draws(self) -> None:
         self._draws_now = self._rolls_out = False
         self._drawn: list[Row] = []  # since rewards were asked for last
-        self._asked: turns.AskedContexts | None = None
+        self._by_hand = self._generated = False  # whether a rollout function has called the model, or its `generate`
         self._paid = RewardCalls()  # functions that have answered, until all have
 
     # what a subclass says
@@ -72,8 +71,8 @@ class Listener:
         """Take what one call drew: the policy, another model, or an engine, which is None."""
         self._drawn += rows
 
-    def take_rollouts(self, output: dict[str, Any], contexts: set[Ids] | None) -> None:
-        """Take what a rollout function returned, and behind which ids it asked the policy by hand; None: not known."""
+    def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
+        """Take what a rollout function returned, and whether it asked the policy for tokens by its own calls."""
 
     def take_rewards(self, asked: RewardCalls) -> None:
         """Take the rewards of one call of all functions."""
@@ -97,7 +96,7 @@ class Listener:
             self.wrap(engine.owner, engine.name, functools.partial(self._hear_engine, engine))
         if getattr(trainer, "rollout_func", None) is not None:
             self.wrap(trainer, "rollout_func", self._hear_rollout)
-            self._attached.callback(policy.register_forward_pre_hook(self._note_asked, with_kwargs=True).remove)
+            self._attached.callback(policy.register_forward_pre_hook(self._note_call).remove)
         self.listen_to_rewards()
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
@@ -135,7 +134,7 @@ class Listener:
         """Call `generate` of the policy, or of another model, and take what it drew."""
         if self._draws_now or not self._listens:
             return method(*args, **kwargs)
-        self._asked = None  # its draws are known by their ids, and a later forward pass may score them
+        self._generated = True  # its draws are known by their ids, and a later forward pass may score them
         self.before_draw()
         self._draws_now, drawing = True, self.policy if drawing is None else drawing
         try:
@@ -161,7 +160,7 @@ class Listener:
     def _hear_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._draws_now or not self._listens:
             return method(*args, **kwargs)
-        self._draws_now = True
+        self._draws_now = self._generated = True
         try:
             output = method(*args, **kwargs)
         finally:
@@ -177,18 +176,16 @@ class Listener:
     def _hear_rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._listens:
             return method(*args, **kwargs)
-        asked = self._asked = turns.AskedContexts(pad_id(self.trainer))
-        self._rolls_out = True
+        self._rolls_out, self._by_hand, self._generated = True, False, False
         try:
             output = method(*args, **kwargs)
         finally:
-            self._rolls_out, self._asked = False, None
-        self._safely(self.take_rollouts, output, asked.contexts)
+            self._rolls_out = False
+        self._safely(self.take_rollouts, output, self._by_hand)
         return output
 
-    def _note_asked(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._asked is not None and not self._draws_now and not is_unseen():
-            self._safely(self._asked.note, args, kwargs)
+    def _note_call(self, model: nn.Module, args: Any) -> None:
+        self._by_hand |= self._rolls_out and not (self._generated or self._draws_now or is_unseen())
 
     # rewards
 
@@ -218,40 +215,44 @@ class Listener:
     @property
     def scores_itself(self) -> bool:
         """Whether code that is no library's draws, groups or scores completions: it may have an order of its own."""
-        return self._overrides(_SCORING) and not self.is_paired and not self.rolls_out
+        return self.overrides(SCORING) and not self.is_paired and not self.rolls_out
 
-    def _overrides(self, names: Sequence[str]) -> bool:
-        kind = type(self.trainer)
-        homes = {getattr(getattr(kind, name, None), "__module__", "trl").partition(".")[0] for name in names}
-        return bool(homes - {"trl", "transformers"})
+    def overrides(self, names: Sequence[str], wholly: bool = False) -> bool:
+        """Whether one of these methods is neither trl's nor transformers'; `wholly`: and asks theirs for nothing."""
+        for method in (getattr(type(self.trainer), name, None) for name in names):
+            home = (getattr(method, "__module__", None) or LIBRARIES[0]).partition(".")[0]
+            asks = "super" in getattr(getattr(method, "__code__", None), "co_names", ())
+            if home not in LIBRARIES and not (wholly and asks):
+                return True
+        return False
 
     def find_draws(self, drawn: Sequence[Row], asked: RewardCalls) -> list[int | None]:
-        """Return which draw each completion is that is paid: in their order, by its ids, or by its text."""
-        count, size, texts = len(asked.table[0]), group_size(self.trainer), asked.given("completions")
-        if len(drawn) == count:
-            order = list(range(count))
-            # A loop of one's own that draws for each prompt once, and then for each once more, may put those of a
-            # prompt together behind it.
-            turned = [turn * (count // size) + place for place in range(count // size) for turn in range(size)]
-            own_order = self.scores_itself or self._overrides(_MAKING)
-            if own_order and not count % size and self._other_texts(drawn, texts):
-                order = order if self._other_texts([drawn[place] for place in turned], texts) else turned
-            return [*order]
-        left, found = dict(enumerate(drawn)), list[int | None]()
-        for number, ids in enumerate(asked.given("completion_ids")):
-            own = tuple(ids)
-            places = sorted(left, key=lambda place: place != number)  # in the order of the draws, if nothing is against
-            place = next((place for place in places if left[place].completion == own), None)
-            if place is None:  # the first of several turns; a later one is cut where a completion gets too long
-                place = next((place for place in places if own and turns.goes_on(left[place], own)), None)
+        """Return which draw each completion is that is paid: in their order, by its ids, or by its text.
+
+        A script may draw before its trainer does, and a loop of its own may put completions into another order.
+        """
+        count, texts = len(asked.table[0]), asked.given("completions")
+        own_order = self.scores_itself or self.overrides(MAKING)
+        if len(drawn) == count and not (own_order and self._other_texts(drawn, texts)):
+            return [*range(count)]
+        ids = asked.given("completion_ids") if len(drawn) != count else ()
+        left, found, before = dict(enumerate(drawn)), list[int | None](), len(drawn) - count
+        ways: list[Callable[[Row, int], bool]] = [lambda row, number: not self._other_texts([row], [texts[number]])]
+        if ids:  # the first of several turns goes on; a later one is cut where a completion gets too long
+            before, ways = (
+                0,
+                [
+                    lambda row, number: row.completion == tuple(ids[number]),
+                    lambda row, number: turns.goes_on(row, tuple(ids[number])),
+                ],
+            )
+        for number in range(min(count, len(ids or texts))):
+            places = sorted(left, key=lambda place: place != number + before)  # in their order, if nothing is against
+            place = next((place for fits in ways for place in places if fits(left[place], number)), None)
             left.pop(place, None)  # type: ignore[arg-type]
             found.append(place)
-        if len(found) == count and None not in found:
-            return found
-        last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
-        if len(last) == count == len(texts) and not self._other_texts(last, texts):
-            return [*range(len(drawn) - count, len(drawn))]
-        return found if len(found) == count else [None] * count
+        found += [None] * (count - len(found))
+        return [*range(count)] if None in found and len(drawn) == count else found
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         return other_texts(tokenizer_of(self.trainer), [row.completion for row in rows], texts)

@@ -192,10 +192,6 @@ class Ranks:
         """Return what each rank's own work gives, in their order."""
         return self.share(self.agree(work))
 
-    def total(self, work: Callable[[], float]) -> float:
-        """Return the sum of a number over the ranks."""
-        return sum(self.share(self.agree(work)))
-
     def add(self, work: Callable[[], Gradient]) -> Gradient:
         """Return the sum of the ranks' gradients, the same bits on all."""
         gradient = self.agree(work)

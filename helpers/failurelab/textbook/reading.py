@@ -34,7 +34,6 @@ class Token:
     Attributes:
         place: how many ids the model had read as it scored it.
         token: the id that was scored.
-        follows: the id that stands behind what was read; None at the end.
         weight: the loss's derivative by its log-probability; NaN where it is not known.
         logp: its log-probability there, at the temperature that was drawn at.
         at: place among the ids as they were handed over, with padding.
@@ -42,7 +41,6 @@ class Token:
 
     place: int
     token: int
-    follows: int | None
     weight: float = math.nan
     logp: float = math.nan
     at: int = 0
@@ -96,9 +94,7 @@ class Pass:
         tokens: list[list[Token]] = [[] for _ in self.rows]
         before = [list(itertools.accumulate(each)) for each in self.attended]
         for number, at, token, weight, logp in found:
-            padded = self.rows[number].padded
-            follows = padded[at + 1] if at + 1 < len(padded) else None
-            tokens[number].append(Token(before[number][at], token, follows, weight, logp, at))
+            tokens[number].append(Token(before[number][at], token, weight, logp, at))
         self.rows = [dataclasses.replace(row, tokens=tuple(own)) for row, own in zip(self.rows, tokens)]
 
 

@@ -17,10 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 import math
-import pathlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from unittest import mock
@@ -34,8 +31,8 @@ from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import RewardCalls, pad_id
-from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
-from failurelab.textbook.listener import Listener
+from failurelab.textbook.gradient import Gradient, Precision, Reference, reward_table, score_old, with_kl
+from failurelab.textbook.listener import LIBRARIES, Listener
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
 from failurelab.textbook.rows import Ids, Row
@@ -44,7 +41,6 @@ from failurelab.textbook.scores import without_adapters
 T = TypeVar("T")
 _BY_MICRO_BATCH = ("bnpo",)  # losses that weigh a row by the others of its micro-batch
 MIXED = "groups of several prompts"
-_LIBRARIES = ("trl", "transformers")
 
 
 @dataclasses.dataclass
@@ -178,7 +174,7 @@ class Recorder(Listener):
         Raises:
             ranks.RanksApart: another process does not come, or runs something else.
         """
-        told = _told_of_run() | {"the first step that is compared": self._first_wanted()}
+        told = {"the first step that is compared": self._first_wanted()}
         self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))
         self.engine = engine_of(self.trainer)
         if self.engine is not None:
@@ -222,32 +218,28 @@ class Recorder(Listener):
     def listen_to_rewards(self) -> None:
         """Begin to listen to what is paid, also where a method of the script's own makes other rewards of it."""
         super().listen_to_rewards()
-        own = getattr(getattr(type(self.trainer), "_calculate_rewards", None), "__module__", "trl")
-        if own.partition(".")[0] != "trl" and not several() and not self.algorithm.is_paired:
+        if self.overrides(("_calculate_rewards",)) and not several() and not self.algorithm.is_paired:
             self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Take the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
+        """Look at the rewards that a script's own `_calculate_rewards` makes of what the functions gave."""
         known = len(self._batches)
         output = method(*args, **kwargs)
         if self._listens and len(self._batches) == known + 1:
-            self._safely(self._believe, output)
+            self._safely(self._compare_rewards, output)
         return output
 
-    def _believe(self, rewards: Any) -> None:
-        """Put rewards, (completions, functions), in the place of the functions' own; they are not held to be right."""
-        rows = self._batches[-1].rows
-        told = torch.as_tensor(rewards, dtype=torch.float32).cpu().tolist()
-        values = [tuple(None if math.isnan(value) else value for value in row) for row in told]
-        if len(values) == len(rows) and not all(_is_same(row.rewards, value) for row, value in zip(rows, values)):
-            self._not_held = (
-                f"{type(self.trainer).__name__}._calculate_rewards makes other rewards than the functions gave"
-            )
-            self._batches[-1].rows = [dataclasses.replace(row, rewards=value) for row, value in zip(rows, values)]
+    def _compare_rewards(self, rewards: Any) -> None:
+        """Hold rewards, (completions, functions), against those that the functions gave."""
+        batch = self._batches[-1]
+        own, other = reward_table(batch.rows), torch.as_tensor(rewards).cpu().double()
+        if own.shape == other.shape and not torch.allclose(own, other, rtol=1e-5, atol=1e-6, equal_nan=True):
+            kind = type(self.trainer).__name__
+            batch.problems.append(f"{kind}._calculate_rewards makes other rewards than the functions gave")
 
-    def take_rollouts(self, output: dict[str, Any], contexts: set[Ids] | None) -> None:
+    def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
         """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
-        drawn, self._within = self._within, []
+        drawn, self._within = self._within * (not by_hand), []
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
         ends, none, closing = self.ends(), [None] * len(prompts), self.ends() | {pad_id(self.trainer)}
@@ -259,7 +251,7 @@ class Recorder(Listener):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
             row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
-            judged = turns.judge(row, told, drawn, contexts, closing, astray)
+            judged = turns.judge(row, told, drawn, closing, astray)
             odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
             if row.engine_logps is None and logps is not None and len(logps) == len(ids):
                 row = dataclasses.replace(row, engine_logps=_tensor(logps))
@@ -318,7 +310,7 @@ class Recorder(Listener):
         """Listen to the library's loss of this trainer, inside, where a class of the script's own overrides it."""
         kinds = type(self.trainer).__mro__
         name = "_compute_loss" if hasattr(self.trainer, "_compute_loss") else "compute_loss"
-        library = next(kind for kind in kinds if name in vars(kind) and kind.__module__.partition(".")[0] in _LIBRARIES)
+        library = next(kind for kind in kinds if name in vars(kind) and kind.__module__.partition(".")[0] in LIBRARIES)
         own = kinds[: kinds.index(library)]
         self._overridden = any(each in vars(kind) for kind in own for each in ("compute_loss", "_compute_loss"))
         if not self._overridden:
@@ -632,24 +624,6 @@ class Recorder(Listener):
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
         return fingerprint(tensors)
-
-
-def _is_same(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
-    """Whether two rows of rewards, one of each function, are the same but for rounding; None is no reward."""
-    pairs = list(zip(one, other))
-    return all(a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
-
-
-def _told_of_run() -> dict[str, Any]:
-    """Return what has to be the same in all processes of a run: releases, and the script."""
-    told: dict[str, Any] = {}
-    for name in ("torch", "transformers", "trl", "peft", "deepspeed"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            told[name] = importlib.metadata.version(name)
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    if script is not None and pathlib.Path(script).is_file():
-        told["the script"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
-    return told
 
 
 def _random_state(model: nn.Module) -> int:

@@ -4,18 +4,16 @@ Nothing of a trainer's forward pass is used: no patched `forward`, no autocast, 
 on the left. The weights are the trainer's own, with their adapters and their quantization.
 """
 
-import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
 
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
-from failurelab.handles import eval_mode, keep_modes, unseen
+from failurelab.handles import keep_modes, unseen
 from failurelab.textbook import reading
 from failurelab.textbook.definition import log_distribution
 from failurelab.textbook.rows import Layout, Row, Scoring, lay_out
@@ -73,15 +71,6 @@ def score(
     )
 
 
-def router_loss(forward: Callable[..., torch.Tensor], rows: Sequence[Row], scoring: Scoring) -> torch.Tensor:
-    """Return the loss that a mixture of experts gives for its routers over all tokens of some rows."""
-    layouts = [lay_out(row, scoring) for row in rows]
-    length = max(len(layout.ids) for layout in layouts)
-    ids = [layout.ids + [scoring.pad] * (length - len(layout.ids)) for layout in layouts]
-    attended = [layout.attended + [False] * (length - len(layout.ids)) for layout in layouts]
-    return forward(ids, attended, 1, _gather_inputs(rows, layouts, length), router=True)
-
-
 def _gather_inputs(rows: Sequence[Row], layouts: Sequence[Layout], length: int) -> dict[str, torch.Tensor]:
     """Return the other inputs of a few rows: images one after another, and numbers of tokens, 0 for the completion."""
     gathered: dict[str, torch.Tensor] = {}
@@ -119,30 +108,19 @@ def plain(model: nn.Module, *, training: bool = False) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
             if not training and not hasattr(getattr(module, "weight", None), "quant_state"):
                 module.training = False
-        hooked = [hook for hook in inner._forward_hooks.values() if hook.__module__ != reading.__name__]
-        if hooked and _depends_on_grad(inner):
-            hooks = collections.OrderedDict((key, _as_in_sampling(hook)) for key, hook in inner._forward_hooks.items())
-            stack.enter_context(mock.patch.object(inner, "_forward_hooks", hooks))
         yield
 
 
-def _as_in_sampling(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that does what it does where no graph is made, and makes one."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(torch, "is_grad_enabled", lambda: False):
-            return hook(*args, **kwargs)
-
-    return call
-
-
-def _depends_on_grad(model: nn.Module) -> bool:
+def depends_on_grad(model: nn.Module) -> bool:
     """Whether a model says other things while a graph is made: a hook may divide its logits there, and not in sampling.
 
     What drew the tokens is the policy.
     """
+    inner = unwrap(model)
+    if all(hook.__module__ == reading.__name__ for hook in inner._forward_hooks.values()):
+        return False
     ids = torch.arange(4, device=input_device(model))[None] % vocabulary_size(model)
-    with eval_mode(model):
+    with plain(model):
         with torch.no_grad():
             drawn = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         with torch.enable_grad():

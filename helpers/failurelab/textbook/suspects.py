@@ -14,6 +14,7 @@ knows. What else is wrong is found all the same, and told by its figures.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -85,41 +86,36 @@ def _scored(temperature: float | None = None, **otherwise: Any) -> dict[str, Cal
     return {"scoring": scoring}
 
 
-def _is_padded(rows: Sequence[Row], options: Options) -> bool:
-    return any(len(row.prompt) < row.padded[0] for row in rows)
-
-
-def _is_warm(rows: Sequence[Row], options: Options) -> bool:
-    return options.temperature != 1
-
-
-def _is_both(rows: Sequence[Row], options: Options) -> bool:
-    return _is_padded(rows, options) and _is_warm(rows, options)
-
-
 def _is_old(rows: Sequence[Row], options: Options) -> bool:
     return any(row.old_logps is not None for row in rows)
 
 
-_BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over (TRL #2708)
-_FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}  # TRL #2770
-SCORES = (
-    Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1)),
-    Suspect("rows of the prompt", "", _scored(**_FRONT)),
-    Suspect("rows of the prompt", "without attention mask", _scored(**_FRONT | _BARE), _is_padded),
-    Suspect("rows of the prompt", "without temperature", _scored(1.0, **_FRONT), _is_warm),
-    Suspect("rows of the prompt", "without attention mask and temperature", _scored(1.0, **_FRONT | _BARE), _is_both),
-    Suspect(NO_MASK, "", _scored(**_BARE), _is_padded),
-    Suspect(NO_MASK, "and without temperature", _scored(1.0, **_BARE), _is_both),
-    Suspect("temperature", "left out", _scored(1.0), _is_warm),
-    Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
-    Suspect(
+def _other_scores() -> Iterator[Suspect]:
+    yield Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1))
+    # Rows of the prompt: TRL #2770. trl 0.14 hands no attention mask over (TRL #2708), and leaves the temperature out.
+    for front, cold, bare in itertools.product((True, False), (False, True), (False, True)):
+        lacks = [name for name, lacking in (("attention mask", bare), ("temperature", cold)) if lacking]
+        name = "rows of the prompt" if front else NO_MASK if bare else "temperature"
+        line = f"without {' and '.join(lacks)}" if lacks else ""
+        line = line if front else "and without temperature" * cold if bare else "left out"
+        given = {"padded": front or bare, "from_prompt": front, "attend_padding": bare}
+
+        def is_seen(rows: Sequence[Row], options: Options, cold: bool = cold, bare: bool = bare) -> bool:
+            padded = any(len(row.prompt) < row.padded[0] for row in rows)
+            return (padded or not bare) and (options.temperature != 1 or not cold)
+
+        if front or lacks:
+            yield Suspect(name, line, _scored(1.0 if cold else None, **given), is_seen)
+    yield Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1)
+    yield Suspect(
         "temperature",
         "of the arguments, and not that of the sampling",
         {"scoring": lambda options, pad: Scoring(options.asked_temperature, pad=pad)},
         lambda rows, options: options.asked_temperature not in (1.0, options.temperature),
-    ),
-)
+    )
+
+
+SCORES = tuple(_other_scores())
 _OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
 ENDS = (  # a mask that the attention reads too, or the loss alone
     *(Suspect("first token left out", "", _scored(tokens="no first", mask_attends=both)) for both in (True, False)),
@@ -246,9 +242,7 @@ class Search:
         if missing := self._missing(ours):
             return missing
         tried = self._try(self.scores, ours)
-        explanation = _choose(tried, apart.distance, self.near)
-        if explanation is None and self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
-            explanation = self._factor(apart, tried)
+        explanation = _choose(tried, apart.distance, self.near) or self._factor(apart, tried)
         if explanation is None:
             tried = sorted([*tried, *self._try(ENDS, ours)], key=lambda fit: fit.apart.distance)
             explanation = _choose(tried, apart.distance, self.near) or self._of_weights(tally)
@@ -268,12 +262,14 @@ class Search:
             return Explanation(MISSING, f"Named: {MISSING} ({len(empty)} of {len(ours)}, {empty[0]} first).")
         return None
 
-    def _factor(self, apart: Apart, tried: Sequence[Fit]) -> Explanation:
-        """Return the explanation that the definition's gradient is multiplied by a constant.
+    def _factor(self, apart: Apart, tried: Sequence[Fit]) -> Explanation | None:
+        """Return the explanation that the definition's gradient is multiplied by a constant; None where it is not.
 
         A suspect that comes nearer as it is than the definition does with a size of its own is at least as likely: a
         temperature that is left out is nearly a factor, where the model hardly knows what comes next.
         """
+        if not self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
+            return None
         if apart.cosine < 0:
             factor = 1.0 if self._is_one(apart.size) else apart.size
             return _say([Fit("opposite sign", "", apart, factor)], "direction")

@@ -41,7 +41,7 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
     temperatures = {each["temperature"] for each in every}
     if len(temperatures) > 1:
         problems.append("the ranks drew their completions at several temperatures")
-    wrong = [*_drifted(trainer, ranks), *_drawn_alike(rows, [each["random"] for each in every], trainer)]
+    wrong = [*_drifted(trainer, ranks), *_drawn_alike(rows, [each["random"] for each in every])]
     for name in dict.fromkeys(name for each in every for name, _ in each["wrong"]):
         lines = _of_some([[line for own, line in each["wrong"] if own == name] for each in every])
         wrong.append((name, "; ".join(lines)))
@@ -105,7 +105,7 @@ def _drifted(trainer: Any, ranks: Ranks) -> list[tuple[str, str]]:
     return [(DRIFTED, f"{said}, {differing[0]} first")]
 
 
-def _drawn_alike(rows: Sequence[Row], random: Sequence[Sequence[int]], trainer: Any) -> list[tuple[str, str]]:
+def _drawn_alike(rows: Sequence[Row], random: Sequence[Sequence[int]]) -> list[tuple[str, str]]:
     """Return whether ranks got the same prompts, or drew with the same random numbers."""
     wrong, count = [], len(random)
     own = [[(row.batch, row.prompt) for row in rows if row.rank == rank] for rank in range(count)]
@@ -117,19 +117,10 @@ def _drawn_alike(rows: Sequence[Row], random: Sequence[Sequence[int]], trainer: 
         said = "the generators of all ranks were in the same state as their completions were drawn"
         wrong.append((SAME_NUMBERS, f"{said}, so that ranks with the same prompt draw the same"))
     apart = not any(groups[0] & other for other in groups[1:])
-    if apart and all(each == own[0] for each in own) and (len(set(own[0])) > 2 or _never_twice(trainer)):
+    if apart and all(each == own[0] for each in own) and len(set(own[0])) > 2:
         said = f"all {count} ranks got the same {len(set(own[0]))} prompts, in groups of their own"
         wrong.append((SAME_PROMPTS, f"{said}: the sampler does not know of the others"))
     return wrong
-
-
-def _never_twice(trainer: Any) -> bool:
-    """Whether no prompt stands in the dataset twice, so that two groups of a generation cannot have the same."""
-    try:
-        prompts = [str(prompt) for prompt in trainer.train_dataset["prompt"][:10000]]
-    except (KeyError, TypeError):
-        return False
-    return len(set(prompts)) == len(prompts)
 
 
 def tokens_of(rows: Sequence[Row], options: Options) -> list[int]:

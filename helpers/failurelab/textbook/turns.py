@@ -2,14 +2,12 @@
 
 A later turn is drawn behind a prompt that begins with an earlier prompt and its completion. What stands between that
 completion and the new tokens was given: by a tool, an environment, or the template of the chat. Given tokens are read,
-and not trained on. So a token was drawn where a draw behind all ids before it has it; in a loop of one's own that calls
-the model, where the policy was asked for a token behind these ids. A turn that was rendered anew, or a text that was
-encoded again, has tokens that nobody drew (F18).
+and not trained on. So a token was drawn where a draw behind all ids before it has it. A turn that was rendered anew, or
+a text that was encoded again, has tokens that nobody drew (F18).
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -17,7 +15,6 @@ from failurelab.textbook.rows import Ids, Row
 
 MASK = "tokens that were not drawn"
 RENDERED = "a turn rendered otherwise than it was drawn"
-_MOST = 1 << 22  # ids of all contexts that are kept, 32 MiB
 
 
 def covered(ids: Ids, drawn: Sequence[Row]) -> dict[int, tuple[Row, int]]:
@@ -82,7 +79,6 @@ def judge(
     row: Row,
     mask: Sequence[int],
     drawn: Sequence[Row],
-    contexts: Collection[Ids] | None,
     closing: Collection[int],
     astray: Sequence[Row] = (),
 ) -> Judged:
@@ -92,20 +88,18 @@ def judge(
         row: with the completion that it returned.
         mask: 1 for a token of the policy's, 0 for one that was given; what it lacks counts as 1.
         drawn: by the trainer's model or engine, within the function.
-        contexts: ids behind which the policy was asked for a token by its own calls; None where they are not known.
         closing: ids of ends and of the padding, which may stand behind a completion that is over, and are nobody's.
         astray: those of what was drawn behind whose prompt no returned row goes on.
     """
-    ids, start, length = row.prompt + row.completion, len(row.prompt), len(row.completion)
+    ids, length = row.prompt + row.completion, len(row.completion)
     true = with_draws(row, drawn)
     own = set(range(length)) - true.given
-    asked = {place for place in range(length) if ids[: start + place] in (contexts or ())}
     told = {place for place in range(length) if place >= len(mask) or mask[place]}
-    if not (own or asked or any(begins(ids, draw.prompt) and draw.prompt for draw in drawn)):
+    if not (own or any(begins(ids, draw.prompt) and draw.prompt for draw in drawn)):
         return Judged(dataclasses.replace(true, given=frozenset(range(length)) - told), 0, 0, 0, False)
-    last = max(own | asked, default=-1) + 1
+    last = max(own, default=-1) + 1
     over = set(range(last, length)) if set(row.completion[last:]) <= set(closing) else set()
-    foreign, masked = told - own - asked - over, own - told
+    foreign, masked = told - own - over, own - told
     moved = {place for draw in astray for place in _stands_in(row, draw) if place in foreign}
     # where a draw is left before its end, a text was encoded again: which tokens were given, the mask alone tells
     given = frozenset(range(length)) - (told | masked)
@@ -132,45 +126,6 @@ def _stands_in(row: Row, draw: Row) -> range:
             if row.completion[start : start + len(bare)] == bare:
                 return range(start, start + len(draw.completion))
     return range(0)
-
-
-class AskedContexts:
-    """The ids behind which a model was asked for the next token, by its own calls, with a cache or without.
-
-    Attributes:
-        contexts: without padding on their left; None where a call's ids are not known, or where they are too many.
-    """
-
-    def __init__(self, pad: int):
-        self.contexts: set[Ids] | None = set()
-        self._pad, self._last, self._width, self._left = pad, list[Ids](), 0, _MOST
-
-    def note(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments of one call of the model."""
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if self.contexts is None or not isinstance(ids, torch.Tensor) or ids.ndim != 2:
-            self.contexts = None
-            return
-        cached = self._cached_tokens([*args, *kwargs.values()])
-        self._left -= len(ids) * (cached + ids.shape[1])
-        if self._left < 0 or (cached and (cached != self._width or len(ids) != len(self._last))):
-            self.contexts = None
-            return
-        kept: Any = kwargs.get("attention_mask")
-        kept = ids.new_ones(ids.shape) if cached or getattr(kept, "shape", None) != ids.shape else kept
-        new = [tuple(row[own.bool()].tolist()) for row, own in zip(ids, kept)]
-        new = [before + row for before, row in zip(self._last, new)] if cached else new
-        self._last, self._width = new, cached + ids.shape[1]
-        self.contexts |= {row[next((at for at, token in enumerate(row) if token != self._pad), 0) :] for row in new}
-
-    def _cached_tokens(self, values: Sequence[Any]) -> int:
-        """Return how many tokens the cache among a call's arguments holds, which each release calls by another name."""
-        for value in values:
-            if hasattr(value, "get_seq_length"):
-                return int(value.get_seq_length())
-            if isinstance(value, tuple) and value and isinstance(value[0], tuple):  # before caches were of a class
-                return self._width
-        return 0
 
 
 def begins(ids: Ids, start: Ids) -> bool:

@@ -1,14 +1,13 @@
 """Compare steps of a trainer from outside: attached before `train()`, taken back at the end of the block."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
 from failurelab.textbook.algorithms import no_textbook
 from failurelab.textbook.comparison import Comparison, compare_step
-from failurelab.textbook.fields import Options
 from failurelab.textbook.queued import recorder_of
 from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import Recorder
@@ -21,7 +20,6 @@ class Watch(TrainerCallback):
         trainer: one that does not train yet, of an algorithm that there is a definition of.
         steps: numbers of the optimizer steps, from 1.
         with_suspects: look for what explains a gradient that is wrong.
-        variants: other options to compare with too, by name.
     """
 
     def __init__(
@@ -30,10 +28,9 @@ class Watch(TrainerCallback):
         steps: Sequence[int] = (1,),
         *,
         with_suspects: bool = True,
-        variants: Mapping[str, Options] | None = None,
     ):
         self.trainer, self.steps = trainer, frozenset(steps)
-        self.with_suspects, self.variants = with_suspects, variants
+        self.with_suspects = with_suspects
         self.reports: list[Comparison] = []
         self._recorder: Recorder | None = None
         self._attached = contextlib.ExitStack()
@@ -75,8 +72,8 @@ class Watch(TrainerCallback):
 
     def _compare(self) -> None:
         if self._recorder is not None and self.trainer.state.global_step + 1 in self.steps:
-            given: Any = {"with_suspects": self.with_suspects, "variants": self.variants}
-            self.reports.append(compare_step(self.trainer, self._recorder.evidence(), **given))
+            evidence = self._recorder.evidence()
+            self.reports.append(compare_step(self.trainer, evidence, with_suspects=self.with_suspects))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the step."""

@@ -155,21 +155,12 @@ def explain_weights(read: Weights, slopes: Weights, step: Step, near: float = NE
         step: with the rows.
         near: what may be left over, of the norm of all.
     """
-    micros, groups = [row.micro for row in step.rows], [(row.batch, row.group) for row in step.rows]
-    if told := _of_kinds(read, slopes, micros, step, near):
+    factors = factors_of(read, slopes, [row.micro for row in step.rows], step, near)
+    if 2 < 2 * len(factors) <= len(step.rows):
+        told = _list(f"{factor:.3g}" for factor in factors.values())
         said = f"Named: accumulation: the rows of each micro-batch have their weight times {told}."
         return Explanation("accumulation", said)
-    rows = _of_rows(read, slopes, step, near)
-    if (rows is None or not rows.named) and (told := _of_kinds(read, slopes, groups, step, near)):
-        return Explanation(None, f"Read: the rows of each group have their weight times {told}.")
-    return rows
-
-
-def _of_kinds(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> str:
-    """Return what the weights of rows with the same key are multiplied by, in words; "" where it is not known."""
-    factors = factors_of(read, slopes, keys, step, near)
-    known = 2 < 2 * len(factors) <= len(keys)
-    return _list(f"{factor:.3g}" for factor in factors.values()) if known else ""
+    return _of_rows(read, slopes, step, near)
 
 
 def factors_of(read: Weights, slopes: Weights, keys: Sequence[Any], step: Step, near: float) -> dict[Any, float]:
