@@ -21,9 +21,8 @@ HEAD = """\
 
 For whoever has an error text, or a run that looks wrong.
 `failurelab symptoms train.log` looks a log up; `failurelab doctor --python PATH` tells which failures your versions
-have; `failurelab preflight train.py` measures most of them in your script ([how](preflight.md)). Names such as
-`guards.GradientGuard` are in the package `failurelab` ([guards and repairs](repairs.md)). The file under *Cause* has
-the threads upstream, and the change that fixed it.
+have; `failurelab preflight train.py` measures most of them in your script ([how](preflight.md)). `guards` and the like
+are modules of `failurelab` ([repairs](repairs.md)). The file under *Cause* has the threads upstream.
 
 ## Texts in a log
 
