@@ -122,7 +122,7 @@ def _section(failure: failures.Failure) -> list[str]:
 
 def _sources(failure: failures.Failure, up: str, notebook: str) -> str:
     """Return links to the notebook and to the registry's file; `up` leads to the folder docs."""
-    page = [f"{notebook} [{failure.notebook[:2]}]({up}../notebooks/{failure.notebook}.ipynb)"] * bool(failure.notebook)
+    page = [f"[{notebook} {failure.notebook[:2]}]({up}../notebooks/{failure.notebook}.ipynb)"] * bool(failure.notebook)
     return "; ".join([*page, f"[{failure.id}.toml]({up}{FILES}/{failure.id}.toml)"])
 
 
