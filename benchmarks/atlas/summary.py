@@ -146,7 +146,7 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     """
     links = {stack: f"../evidence/{place}" for stack, place in find_places(records).items()}
     measured, others = _of_trl(records), [each for each in records if "probes" in each and each not in _of_trl(records)]
-    lines = [HEAD, "## Where it is found, by the picture's rows\n"]
+    lines = [HEAD, "## Where it is found\n"]
     found: dict[str, list[str]] = {}  # set-ups of a step are one row: they differ in their options alone
     for row in rows:
         found.setdefault(f"{', '.join(row.failures)} {STEP}" if row.what.startswith(STEP) else row.id, []).append(
