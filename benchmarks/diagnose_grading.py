@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often `failurelab diagnose` is right on runs whose cause is known, by what it is handed.
 
-    python benchmarks/diagnose_grading.py [first|fresh|third …] [--rules COMMIT] [--keep]
+    python benchmarks/diagnose_grading.py [first|fresh|third …] [--keep]
 
 The runs lie in the archives of `benchmarks/training_runs`. No script is handed in. `--keep` replaces what
 `evidence/cpu/diagnose_grading.json` says of the graded parts, tools and levels: one record each, with the counts, and
@@ -93,7 +93,7 @@ def count(runs: list[dict], answers: list[dict]) -> dict[str, int]:
     return dict(counts)
 
 
-def grade(part: str, folder: pathlib.Path, commit: str) -> list[dict]:
+def grade(part: str, folder: pathlib.Path) -> list[dict]:
     """Return one record for each level, on the runs of a part."""
     runs = tomllib.loads((folder.parent / f"{part}.toml").read_text())["run"]
     records = []
@@ -101,7 +101,9 @@ def grade(part: str, folder: pathlib.Path, commit: str) -> list[dict]:
         judged = [(run, answer) for run in runs if (answer := judge(folder / run["name"], names))]
         if not judged:
             continue
-        figures = {"part": part, "tool": "diagnose", "level": level, "rules": commit} | count(*map(list, zip(*judged)))
+        figures = {"part": part, "tool": "diagnose", "level": level, "rules": recording.name_commit()} | count(
+            *map(list, zip(*judged))
+        )
         records.append(observe.record("ground", "measured", figures, case=f"diagnose: {part}: {level}"))
         print_confusion(judged)
     return records
@@ -139,7 +141,6 @@ def main() -> None:
     """Grade the parts at each level, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=[*PARTS], metavar="PART")
-    parser.add_argument("--rules", default="", help="the commit of the rules")
     parser.add_argument("--keep", action="store_true", help="write the counts into evidence/cpu/diagnose_grading.json")
     options = parser.parse_args()
     records = []
@@ -147,7 +148,7 @@ def main() -> None:
         for part in options.parts:
             folder = archives.unpack(RUNS / f"{part}.tar.xz", pathlib.Path(name))
             shutil.copy(RUNS / f"{part}.toml", name)
-            records += grade(part, folder, options.rules)
+            records += grade(part, folder)
     for record in records:
         print(json.dumps(record["figures"]))
     if options.keep:

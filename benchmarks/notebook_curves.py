@@ -19,7 +19,7 @@ import transformers
 from datasets import Dataset
 
 from failurelab import updates
-from failurelab_course.experiments import models, observe, trainers, vllm_stand_in
+from failurelab_course.experiments import models, trainers, vllm_stand_in
 
 SEEDS = 3
 SAMPLING = "sampling/sampling_logp_difference/mean"
@@ -106,11 +106,11 @@ def rewarded(by_list: bool, seed: int, device: str, rate: float = 2e-4) -> dict:
     return measure(trainer, policy, tokenizer, 10)
 
 
-def cases() -> Iterator[tuple[str, str, Callable[[int, str], dict]]]:
-    """Yield failure, case, and what runs it."""
+def cases(device: str) -> Iterator[tuple[str, str, str, Callable[[int], dict]]]:
+    """Yield failure, state, case, and what runs it with a seed."""
     for rate in (3e-5, 1e-4, 4e-4, 2e-3):
         for name, dtype in {"bfloat16": torch.bfloat16, "float32": torch.float32}.items():
-            yield "F9", f"09: {name}, {rate:g}", lambda seed, device, d=dtype, r=rate: rounded(d, r, seed, device)
+            yield "F9", "measured", f"09: {name}, {rate:g}", lambda seed, d=dtype, r=rate: rounded(d, r, seed, device)
     sleeps, corrects = "vllm_enable_sleep_mode", "vllm_importance_sampling_correction"
     ways = {
         "sleep mode, trl 0.28 to 1.9": (vllm_stand_in.reload_at_each_call, {sleeps: True}),
@@ -119,23 +119,18 @@ def cases() -> Iterator[tuple[str, str, Callable[[int, str], dict]]]:
         "no importance weights": (vllm_stand_in.reload_at_each_call, {sleeps: True, corrects: False}),
     }
     for name, (block, options) in ways.items():
-        yield "F16", f"10: {name}", lambda seed, device, b=block, o=options: slept(b, o, seed, device)
+        yield "F16", "measured", f"10: {name}", lambda seed, b=block, o=options: slept(b, o, seed, device)
     rewards = {"answers, the list": (True, 2e-4), "answers, ten times the rate": (True, 2e-3)}
     for name, (by_list, rate) in (rewards | {"answer, the column": (False, 2e-4)}).items():
-        yield "F14", f"11: {name}", lambda seed, device, b=by_list, r=rate: rewarded(b, seed, device, r)
+        yield "F14", "measured", f"11: {name}", lambda seed, b=by_list, r=rate: rewarded(b, seed, device, r)
 
 
 def main() -> None:
-    """Run all, or the cases that begin as `--only` says; record and print."""
+    """Run all, or the cases that begin as `--only` says."""
     arguments = recording.begin(__doc__, only="")
     torch.set_num_threads(1)
-    for failure, case, run in cases():
-        if not case.startswith(arguments.only):
-            continue
-        for seed in range(SEEDS):
-            figures = run(seed, arguments.device)
-            observe.record(failure, "measured", figures, case=case, seed=seed, device=arguments.device)
-            print(observe.era(), case, seed, figures, flush=True)
+    chosen = (case for case in cases(arguments.device) if case[2].startswith(arguments.only))
+    recording.record_cases(chosen, SEEDS, arguments.device)
 
 
 if __name__ == "__main__":

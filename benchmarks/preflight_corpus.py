@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
-    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--once] [--kept] [--patched] [--rules COMMIT]
-        [--out FOLDER]
+    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--out FOLDER]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
-Where an edit healed, `--patched` applies the patch there and asks once more: nothing may be found then.
+Where an edit healed, the patch is applied there and preflight asked once more: nothing may be found then.
 Resumable: a case that was judged in this repository's `.course/preflight_corpus` is read, unless `--again`. Examples of
 trl's repository are run where TRL_REPOSITORY names a clone of it.
 
@@ -34,7 +33,7 @@ import tomllib
 from lab_cures import read_cures
 
 from failurelab_course import eras
-from failurelab_course.experiments import devices, observe
+from failurelab_course.experiments import observe
 from failurelab_course.labs import definition
 from failurelab_course.notebook_runs import notebooks, stored
 from failurelab_preflight import cli, launcher_line
@@ -240,27 +239,22 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
     """
     started = time.perf_counter()
     with prepared(case) as (folder, python, words):
-        left = {path.name for path in folder.iterdir()}
         asked = len(case.launch.split())
         line = launcher_line.read_line(words, python) if asked else launcher_line.Launch(words[0], case.arguments)
         answered = cli.ask(line, python=python, time_limit=300, again=tries)
         seconds = time.perf_counter() - started
-        new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})
         clean = None
         if patched and answered.patch and not answered.suspected and not words[asked].startswith("/"):
             (folder / "fix.diff").write_bytes(answered.patch)
             subprocess.run(["git", "apply", "fix.diff"], check=True)
             again = cli.ask(line, python=python, time_limit=300, again=False)
             clean = again.exit_status == 0
-    first = next(iter(answered.accusations), None)
     return {
-        "first": f"{first.evidence}. {first.repair}" if first else "",
         "named": [finding.failure for finding in answered.named],
         "suspected": [finding.failure for finding in answered.suspected],
         "held": [finding.failure for finding in answered.held],
         "not_checked": [finding.failure for finding in answered.not_checked],
         "error": answered.error,
-        "left_behind": new,
         "patched_clean": clean,
         "seconds": round(seconds, 1),
         "text": terminal.text(answered, everything=True),
@@ -333,49 +327,37 @@ def table_preflight(folder: pathlib.Path) -> str:
 def main() -> None:
     """Judge the corpus, print what came of each case, and record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--again", action="store_true", help="judge also what was judged before")
-    parser.add_argument("--once", action="store_true", help="run a script once, as preflight does with --no-try")
-    parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
-    parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
-    parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
-    parser.add_argument(
-        "--out",
-        type=pathlib.Path,
-        help="folder of preflight_corpus.json, with --once of preflight_once.json; other cases in it are kept",
-    )
+    parser.add_argument("--out", type=pathlib.Path, help="folder of preflight_corpus.json; other cases in it are kept")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
+    rules = recording.name_commit()
     records, tallies = [], collections.defaultdict(list)
-    cases = [case for case in read_corpus() if options.only in case.name]
-    for case in cases:
-        kept = CACHE / f"{case.name}{'.once' * options.once}.json"
-        if options.kept and not kept.exists():
-            continue
-        if case.script.startswith("examples:") and REPOSITORY not in os.environ and not kept.exists():
-            print(f"NOT RUN {case.name}: {REPOSITORY} names no clone of trl's repository")
-            continue
+    for case in [case for case in read_corpus() if options.only in case.name]:
+        kept = CACHE / f"{case.name}.json"
         if kept.exists() and not options.again:
             result = json.loads(kept.read_text())
+        elif case.script.startswith("examples:") and REPOSITORY not in os.environ:
+            print(f"NOT RUN {case.name}: {REPOSITORY} names no clone of trl's repository")
+            continue
         else:
-            result = judge(case, options.patched, tries=False if options.once else None) | {"rules": options.rules}
+            result = judge(case, patched=True) | {"rules": rules}
             kept.write_text(json.dumps(result))
         grades = grade(case, result)
-        word = "right" if right(case, result) else "WRONG"
         error = f"  ERROR {result['error'][:150]}" * bool(result["error"])
         print(
-            f"{word} {case.name}: expected {case.expected}, {grades['outcome']}: named {result['named']}, suspected "
-            f"{result['suspected']}, {result['seconds']} s, left {result['left_behind']}{error}",
+            f"{'right' if right(case, result) else 'WRONG'} {case.name}: {case.expected}, {grades['outcome']}: "
+            f"named {result['named']}, suspected {result['suspected']}, {result['seconds']} s{error}",
             flush=True,
         )
         tallies[case.half, bool(case.expected)].append(grades)
         metrics = {
             "expected": ", ".join(case.expected) or "none", "named": ", ".join(result["named"]) or "none",
             "suspected": ", ".join(result["suspected"]) or "none", "also_allowed": ", ".join(case.also), **grades,
-            **{name: ", ".join(result[name]) for name in ("held", "not_checked") if name in result},
-            "seconds": result["seconds"], "stack": case.stack, "half": case.half,
-            "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
+            **{name: ", ".join(result[name]) for name in ("held", "not_checked")}, "seconds": result["seconds"],
+            "stack": case.stack, "half": case.half, "ended_in_an_error": bool(result["error"]),
+            "rules": result["rules"],
         }  # fmt: skip
         records.append(observe.record("ground", "measured", metrics, case=f"preflight: {case.name}"))
     for (half, broken), grades in sorted(tallies.items()):
@@ -384,8 +366,7 @@ def main() -> None:
         first = f"; cause first {sum(each['first'] for each in grades)}" * broken
         print(f"{half}, {'broken' if broken else 'healthy'}, {len(grades)} scripts: {shown}{first}")
     if options.out and records:
-        name = "preflight_once.json" if options.once else "preflight_corpus.json"  # what is not tried is not named
-        path, judged = options.out / name, {record["case"] for record in records}
+        path, judged = options.out / "preflight_corpus.json", {record["case"] for record in records}
         before = recording.read_file(path) if path.exists() else []
         recording.write_file(path, [record for record in before if record["case"] not in judged] + records)
 

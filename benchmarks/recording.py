@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from failurelab_course import eras
@@ -74,6 +75,27 @@ def begin(docstring: str, **options: Any) -> argparse.Namespace:
         sys.exit(record_in_eras(pathlib.Path(sys.argv[0]), docstring, words, arguments.device, *place))
     observe.quiet()
     return arguments
+
+
+def record_cases(cases: Iterable[tuple[str, str, str, Callable[[int], Record]]], seeds: int, device: str) -> None:
+    """Run each case with each seed, record its figures, and print them.
+
+    Args:
+        cases: failure, state and name of each, and what runs it with a seed.
+        seeds: how many.
+        device: as it is recorded.
+    """
+    for failure, state, case, run in cases:
+        for seed in range(seeds):
+            figures = run(seed)
+            observe.record(failure, state, figures, case=case, seed=seed, device=device)
+            print(observe.era(), case, seed, figures, flush=True)
+
+
+def name_commit() -> str:
+    """Return the commit that is checked out: of what the rules that are graded are."""
+    words = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def end_not_run(reason: str) -> NoReturn:

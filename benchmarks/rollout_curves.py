@@ -12,7 +12,7 @@ import peft
 import recording
 
 from failurelab import gradients
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import models, trainers
 
 STEPS = 100
 RUNS = {
@@ -32,43 +32,39 @@ RUNS = {
 }
 
 
+def run(case: str, seed: int, device: str) -> dict:
+    """Train once; return the curve, and the accuracy before and after."""
+    _, frozen, checkpointing, gradient, rollout = RUNS[case]
+    policy, tokenizer = models.load(device=device)
+    policy.get_input_embeddings().requires_grad_(not frozen)
+    before = models.accuracy(policy, tokenizer, sampled=True)
+    if gradient:
+        gradients.require_input_grads(policy)
+    more = {}
+    if case.startswith("notebook 03"):
+        lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        more = {"peft_config": lora, "learning_rate": 2e-3}
+    kind = "reentrant" if frozen or case.endswith("reentrant") else "non-reentrant"
+    more |= recording.checkpointing(kind if checkpointing else "off")
+    trainer = trainers.grpo(policy, tokenizer, steps=STEPS, seed=seed, **more)
+    if rollout:
+        trainer.generation_config.use_cache = False
+    trainer.train()
+    steps, rewards = trainers.curve(trainer)
+    after = models.accuracy(policy, tokenizer, sampled=True)
+    rewards = [round(reward, 4) for reward in rewards]
+    return {"accuracy_before": before, "accuracy_after": after, "steps": steps, "rewards": rewards}
+
+
 def main() -> None:
     """Train every run with every seed, or the cases that end as `--only` says, and record its curve."""
     arguments = recording.begin(__doc__, seeds=3, only="")
-    for seed in range(arguments.seeds):
-        for case, (state, frozen, checkpointing, gradient, rollout) in RUNS.items():
-            if not case.endswith(arguments.only):
-                continue
-            policy, tokenizer = models.load(device=arguments.device)
-            policy.get_input_embeddings().requires_grad_(not frozen)
-            before = models.accuracy(policy, tokenizer, sampled=True)
-            if gradient:
-                gradients.require_input_grads(policy)
-            lora = case.startswith("notebook 03")
-            trainer = trainers.grpo(
-                policy,
-                tokenizer,
-                steps=STEPS,
-                seed=seed,
-                peft_config=peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
-                if lora
-                else None,
-                learning_rate=2e-3 if lora else None,
-                gradient_checkpointing=checkpointing,
-                gradient_checkpointing_kwargs={"use_reentrant": frozen or case.endswith("reentrant")},
-            )
-            if rollout:
-                trainer.generation_config.use_cache = False
-            trainer.train()
-            steps, rewards = trainers.curve(trainer)
-            metrics = {
-                "accuracy_before": before,
-                "accuracy_after": models.accuracy(policy, tokenizer, sampled=True),
-                "steps": steps,
-                "rewards": [round(reward, 4) for reward in rewards],
-            }
-            observe.record("F7", state, metrics, case=case, seed=seed, device=arguments.device)
-            print(seed, case, f"{before:.2f} -> {metrics['accuracy_after']:.2f}", metrics["rewards"], flush=True)
+    cases = (
+        ("F7", state, case, lambda seed, case=case: run(case, seed, arguments.device))
+        for case, (state, *_) in RUNS.items()
+        if case.endswith(arguments.only)
+    )
+    recording.record_cases(cases, arguments.seeds, arguments.device)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Generate runs whose cause is known: what each leaves behind, small enough for a repository.
 
-    python benchmarks/runs_corpus.py first [--only TEXT] [--again] [--write] [--preflight]
+    python benchmarks/runs_corpus.py [--only TEXT] [--again] [--preflight]
 
-`benchmarks/training_runs/HALF_variants.toml` says what is run: a script of `training_runs/scripts`, what is changed
+`benchmarks/training_runs/first_variants.toml` says what is run: a script of `training_runs/scripts`, what is changed
 in it, the stack, the seeds, the expected causes, and the clean twin. A run's artefacts go to the archive
-`HALF.tar.xz`, its checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. What is there is not
+`first.tar.xz`, its checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. What is there is not
 made again.
-Then `training_runs/HALF.toml` is written: the runs, and whether each variant differs from its twin by more than three
+Then `training_runs/first.toml` is written: the runs, and whether each variant differs from its twin by more than three
 times the seeds' spread. A variant that does not is dropped, and listed there as dropped. `--preflight` runs no
 training: it asks `failurelab preflight` about each listed run's script, in its stack, and keeps the answer.
 
@@ -30,11 +30,10 @@ import archives
 import tomllib
 
 from failurelab_course import eras
-from failurelab_course.experiments import devices
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUNS, CACHE = HERE / "training_runs", HERE.parent / ".course" / "runs_corpus"
-PARTS = HERE.parent / ".course" / "training_runs"  # the archives, unpacked; `--write` packs them
+PART = HERE.parent / ".course" / "training_runs" / "first"  # the archive, unpacked; it is packed again in the end
 TIMES = 3  # a fault counts if broken and clean differ by more than so many times the seeds' spread
 TWIN_SEEDS = [0, 1, 2]
 DEFAULTS = {
@@ -44,18 +43,17 @@ DEFAULTS = {
 OLDEST = ("trl-0.14", "trl-0.14-tf-4.52")
 
 
-def part(half: str) -> pathlib.Path:
-    """Return the folder of a half's runs: its archive, unpacked once."""
-    folder = PARTS / half
-    if not folder.is_dir():
-        PARTS.mkdir(parents=True, exist_ok=True)
-        archives.unpack(RUNS / f"{half}.tar.xz", PARTS)
-    return folder
+def unpacked() -> pathlib.Path:
+    """Return the folder of the runs: their archive, unpacked once."""
+    if not PART.is_dir():
+        PART.parent.mkdir(parents=True, exist_ok=True)
+        archives.unpack(RUNS / "first.tar.xz", PART.parent)
+    return PART
 
 
-def read_variants(half: str) -> list[dict]:
-    """Return the variants of a half, each with what its script, stack and seeds are."""
-    variants = tomllib.loads((RUNS / f"{half}_variants.toml").read_text())["variant"]
+def read_variants() -> list[dict]:
+    """Return the variants, each with what its script, stack and seeds are."""
+    variants = tomllib.loads((RUNS / "first_variants.toml").read_text())["variant"]
     names = [variant["name"] for variant in variants]
     if len(names) != len(set(names)):
         raise SystemExit(f"a variant's name is used twice: {sorted(names)}")
@@ -112,24 +110,24 @@ def name_of(variant: str, seed: int) -> str:
     return "run_" + hashlib.sha256(f"{variant} {seed}".encode()).hexdigest()[:6]
 
 
-def is_made(half: str, variant: dict, seed: int) -> bool:
+def is_made(variant: dict, seed: int) -> bool:
     """Return whether a run is there, made by the script that its variant makes today."""
     name = name_of(variant["name"], seed)
-    scripts = (folder / "train.py" for folder in (part(half) / name, CACHE / name / "artefacts"))
+    scripts = (folder / "train.py" for folder in (unpacked() / name, CACHE / name / "artefacts"))
     made = any(path.exists() and path.read_text() == script_of(variant, seed) for path in scripts)
     return made and (CACHE / name / "result.json").exists()
 
 
-def jobs_of(half: str, variants: list[dict], again: bool) -> dict[str, list[dict]]:
+def jobs_of(variants: list[dict], again: bool) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
     for variant in sorted(variants, key=lambda variant: not (variant["expected"] or variant["is_twin"])):
         for seed in variant["measured_seeds"]:
-            if is_made(half, variant, seed) and not again:
+            if is_made(variant, seed) and not again:
                 continue
             name, script = name_of(variant["name"], seed), script_of(variant, seed)
             kept = CACHE / name
-            folder = part(half) / name if seed in variant["seeds"] else kept / "artefacts"
+            folder = unpacked() / name if seed in variant["seeds"] else kept / "artefacts"
             jobs.setdefault(variant["stack"], []).append({
                 "name": name, "label": f"{variant['name']} {seed}", "script": script, "artefacts": str(folder),
                 "kept": str(kept), "models": str(CACHE / "models"), "launched": variant["launched"],
@@ -154,23 +152,19 @@ def work(stack: str, jobs: list[dict]) -> None:
     subprocess.run(command, input=json.dumps(jobs), text=True, env=environment, check=True)
 
 
-def results_of(half: str, variant: dict) -> dict[int, dict]:
+def results_of(variant: dict) -> dict[int, dict]:
     """Return what each seed of a variant measured."""
-    made = [seed for seed in variant["measured_seeds"] if is_made(half, variant, seed)]
+    made = [seed for seed in variant["measured_seeds"] if is_made(variant, seed)]
     return {seed: json.loads((CACHE / name_of(variant["name"], seed) / "result.json").read_text()) for seed in made}
 
 
-def compare(half: str, variant: dict, twin: dict) -> dict:
+def compare(variant: dict, twin: dict) -> dict:
     """Return how a variant differs from its clean twin, in the metric that it names."""
     metric = variant.get("metric", "accuracy")
-    broken, clean = ([result.get(metric) for result in results_of(half, each).values()] for each in (variant, twin))
+    broken, clean = ([result.get(metric) for result in results_of(each).values()] for each in (variant, twin))
     row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"], "metric": metric,
            "twin": twin["name"], "clean": rounded(clean), "broken": rounded(broken)}  # fmt: skip
-    if (
-        None in broken
-        and metric == "accuracy"
-        and all(not r.get("finite", True) for r in results_of(half, variant).values())
-    ):
+    if None in broken and metric == "accuracy" and all(not r.get("finite", True) for r in results_of(variant).values()):
         broken = [0.0] * len(broken)  # weights of NaN answer nothing
     if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or not broken:
         return row | {"difference": None, "spread": None, "counts": False}
@@ -184,22 +178,22 @@ def rounded(values: list) -> list:
     return [value if value is None else float(f"{value:.4g}") for value in values]
 
 
-def write_toml(half: str, variants: list[dict]) -> None:
+def write_toml(variants: list[dict]) -> None:
     """Write the list of runs, and what of each variant was reproduced; a variant that was not leaves no runs."""
     by_name = {variant["name"]: variant for variant in variants}
     lines = ["# Written by benchmarks/runs_corpus.py: the runs of this half, and what each is.",
              "# How a run is made, and what its files are, stands in README.md.", ""]  # fmt: skip
     compared, dropped, kept = [], [], set()
     for variant in variants:
-        if not results_of(half, variant):
+        if not results_of(variant):
             continue  # not made yet
         if variant.get("error"):
-            errors = [result.get("error", "") for result in results_of(half, variant).values()]
+            errors = [result.get("error", "") for result in results_of(variant).values()]
             holds = bool(errors) and all(re.search(variant["error"], error) for error in errors)
             row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"],
                    "error": variant["error"], "counts": holds}  # fmt: skip
         elif variant["expected"]:
-            row = compare(half, variant, by_name[variant["twin"]])
+            row = compare(variant, by_name[variant["twin"]])
             row["why"] = variant.get("why", "")
         else:
             continue
@@ -208,11 +202,11 @@ def write_toml(half: str, variants: list[dict]) -> None:
     for variant in variants:
         for seed in variant["seeds"]:
             name = name_of(variant["name"], seed)
-            if variant["name"] in gone or not is_made(half, variant, seed):
+            if variant["name"] in gone or not is_made(variant, seed):
                 continue
             kept.add(name)
-            if not (part(half) / name).exists():
-                shutil.move(CACHE / name / "artefacts", part(half) / name)
+            if not (unpacked() / name).exists():
+                shutil.move(CACHE / name / "artefacts", unpacked() / name)
             lines += ["[[run]]", f'name = "{name}"', f"expected = {json.dumps(variant['expected'])}",
                       f"odd = {str(bool(variant['odd'])).lower()}", f'variant = "{variant["name"]}"',
                       f'stack = "{variant["stack"]}"', f"seed = {seed}"]  # fmt: skip
@@ -225,16 +219,16 @@ def write_toml(half: str, variants: list[dict]) -> None:
             row = {key: value for key, value in row.items() if value not in (None, "") and key != "counts"}
             lines += [f"{key} = {toml(value)}" for key, value in row.items()]
             lines.append("")
-    (RUNS / f"{half}.toml").write_text("\n".join(lines).rstrip() + "\n")
-    for folder in part(half).iterdir():
+    (RUNS / "first.toml").write_text("\n".join(lines).rstrip() + "\n")
+    for folder in unpacked().iterdir():
         if folder.name not in kept:
             target = CACHE / folder.name / "artefacts"
             shutil.rmtree(target, ignore_errors=True)
             (CACHE / folder.name).mkdir(parents=True, exist_ok=True)
             shutil.move(folder, target)
-    archives.pack(part(half), RUNS / f"{half}.tar.xz")
+    archives.pack(unpacked(), RUNS / "first.tar.xz")
     healthy = lines.count("expected = []")
-    size = sum(path.stat().st_size for path in part(half).rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in unpacked().rglob("*") if path.is_file())
     print(f"{len(kept)} runs, {healthy} healthy, {size / 1e6:.2f} MB; {len(compared)} variants reproduced, "
           f"{len(dropped)} dropped")  # fmt: skip
     for row in dropped:
@@ -256,17 +250,17 @@ def short(answer: dict) -> dict:
     return kept
 
 
-def ask_preflight(half: str, chosen: list[str], again: bool) -> None:
-    """Write `preflight.json` beside each run of a half: what preflight says of its script, in its stack.
+def ask_preflight(chosen: list[str], again: bool) -> None:
+    """Write `preflight.json` beside each run: what preflight says of its script, in its stack.
 
     The seeds of a variant have one script: it is asked once, and each gets the answer.
     """
     variants: dict[str, list[dict]] = {}
-    for run in sorted(tomllib.loads((RUNS / f"{half}.toml").read_text())["run"], key=lambda run: not run["expected"]):
+    for run in sorted(tomllib.loads((RUNS / "first.toml").read_text())["run"], key=lambda run: not run["expected"]):
         if run["variant"] in chosen:
             variants.setdefault(run["variant"], []).append(run)
     for variant, runs in variants.items():
-        folders = [part(half) / run["name"] for run in runs]
+        folders = [unpacked() / run["name"] for run in runs]
         if all((folder / "preflight.json").exists() for folder in folders) and not again:
             continue
         with tempfile.TemporaryDirectory() as name:
@@ -280,32 +274,26 @@ def ask_preflight(half: str, chosen: list[str], again: bool) -> None:
             (folder / "preflight.json").write_text(json.dumps(answer, separators=(",", ":")) + "\n")
         found = ", ".join(finding["failure"] for finding in answer["findings"]) or "nothing"
         print(variant, runs[0]["expected"], f"status {asked.returncode}, found {found}", flush=True)
+    archives.pack(unpacked(), RUNS / "first.tar.xz")
 
 
 def main() -> None:
-    """Generate the runs of a half, and write its list."""
+    """Generate the runs, and write their list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu", help="not used: the runs are on the CPU")
-    parser.add_argument("half", nargs="?", default="first")
     parser.add_argument("--only", default="", help="variants whose name this pattern finds")
     parser.add_argument("--again", action="store_true", help="make also what is there")
-    parser.add_argument("--write", action="store_true", help="run nothing; write the list of what is there")
     parser.add_argument("--preflight", action="store_true", help="ask preflight about each listed run's script")
     options = parser.parse_args()
+    variants = read_variants()
+    chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
     if options.preflight:
-        names = [variant["name"] for variant in read_variants(options.half) if re.search(options.only, variant["name"])]
-        ask_preflight(options.half, names, options.again)
+        ask_preflight([variant["name"] for variant in chosen], options.again)
         return
-    variants = read_variants(options.half)
-    if not options.write:
-        for script in ("small_models.py", f"{options.half}_models.py"):
-            if (RUNS / script).exists():
-                subprocess.run([python_of("today"), str(RUNS / script)], check=True)
-        chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
-        for stack, jobs in jobs_of(options.half, chosen, options.again).items():
-            work(stack, jobs)
+    subprocess.run([python_of("today"), str(RUNS / "small_models.py")], check=True)
+    for stack, jobs in jobs_of(chosen, options.again).items():
+        work(stack, jobs)
     if not options.only:
-        write_toml(options.half, variants)
+        write_toml(variants)
 
 
 if __name__ == "__main__":

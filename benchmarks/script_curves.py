@@ -166,17 +166,15 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[int], Names]]]:
 
 
 def main() -> None:
-    """Run all, or the cases that begin as `--only` says; record and print."""
+    """Run all, or the cases that begin as `--only` says."""
     arguments = recording.begin(__doc__, only="")
     if arguments.device != "cpu":
         recording.end_not_run("these scripts are the pages' own, which name no device: they are run on the CPU")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a Trainer takes a GPU by itself
     torch.set_num_threads(1)
-    for failure, state, case, run in cases():
-        for seed in range(SEEDS[case[:2]] if case.startswith(arguments.only) else 0):
-            figures = run(seed)
-            observe.record(failure, state, figures, case=case, seed=seed)
-            print(observe.era(), case, seed, figures, flush=True)
+    for case in cases():
+        if case[2].startswith(arguments.only):
+            recording.record_cases([case], SEEDS[case[2][:2]], "cpu")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,12 @@
 """Which name do released versions of transformers know for "only the last rows of logits", and what of the other name?
 
 Downloads the wheels into a temporary folder (10 to 12 MB each), reads `Qwen2ForCausalLM.forward` in them without
-importing anything, and prints a table. Then one step of GRPO is run with trl 0.14.0 and with trl 0.15.2 in each release
-of RUN, put before the era's own on the path: how many rows of logits are made and needed, and how far on the token
-stands that a row was scored against (0 is the next one, which is right). It needs a package index, and is the only
-benchmark that does.
+importing anything, and prints a table. It needs a package index.
 
 Eras: today.
 """
 
 import ast
-import json
 import pathlib
 import subprocess
 import sys
@@ -23,15 +19,10 @@ import frames
 import recording
 from packaging.version import Version
 
-from failurelab_course import eras
 from failurelab_course.eras import install
 from failurelab_course.experiments import observe
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.24.0")
-RUN = {  # TRL 0.15.2 does not train with 4.52: a TypeError of its sampler
-    "trl-0.14": ("4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4"),
-    "trl-0.15": ("4.48.3", "4.49.0", "4.50.3", "4.51.3"),
-}
 NAMES = ("num_logits_to_keep", "logits_to_keep")
 SOURCE = "transformers/models/qwen2/modeling_qwen2.py"
 
@@ -71,30 +62,6 @@ def judge(version: str, forward: ast.FunctionDef) -> tuple[str, str]:
     return taken[0], "swallowed" if forward.args.kwarg else "TypeError"
 
 
-def step() -> None:
-    """Train one step in this process's stack, and print what LogitsGuard saw of it as JSON."""
-    from failurelab import guards
-    from failurelab_course.experiments import models, trainers
-
-    observe.quiet()
-    guard = guards.LogitsGuard(action="warn")
-    rows = models.equal_length_rows(models.rows(), 4)
-    trainers.grpo(*models.load(), steps=1, rows=rows, callbacks=[guard]).train()
-    report = guard.report
-    # The guard counts from the first row that was used, and that stands so many places too early.
-    print(json.dumps([report.made, report.needed - (report.shift or 0), report.shift]))
-
-
-def run(era: str, package: Path) -> list[int]:
-    """Run `step` in an era, with the transformers of a folder in the place of the era's own."""
-    paths = [str(package), str(Path(__file__).parent)]
-    code = f"import sys; sys.path[:0] = {paths}; import signatures; signatures.step()"
-    done = eras.run(eras.find(era), ["-W", "ignore", "-c", code], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{era} with {package.name} failed: {done.stderr.strip().splitlines()[-1]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def table_names(folder: pathlib.Path) -> str:
     """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
     (figures,) = [each for each in frames.read_runs(folder, "signatures")["figures"] if "takes" in each]
@@ -103,34 +70,17 @@ def table_names(folder: pathlib.Path) -> str:
 
 
 def main() -> None:
-    """Read the versions of the story, and run those that it turns on."""
+    """Read the versions of the story."""
     recording.begin(__doc__)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for version in VERSIONS:
             with zipfile.ZipFile(download(version, folder)) as wheel:
                 rows.append((version, *judge(version, forward_of(wheel.read(SOURCE).decode()))))
-                if any(version in versions for versions in RUN.values()):
-                    wheel.extractall(Path(folder, version))
-        for era, versions in RUN.items():
-            made, needed, shift = zip(*(run(era, Path(folder, version)) for version in versions))
-            print(f"\n{era}: rows made {made}, needed {needed}, scored against the token further on by {shift}")
-            observe.record(
-                "F3b",
-                "measured",
-                {"transformers": versions, "made": made, "needed": needed, "shift": shift},
-                case=f"a step of {era}",
-            )
-    print("| transformers | Qwen2 takes | the other name |\n|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+    print(frames.markdown(["transformers", "Qwen2 takes", "the other name"], rows))
     names, takes, others = (list(column) for column in zip(*rows))
-    observe.record(
-        "F3a",
-        "measured",
-        {"transformers": names, "takes": takes, "other_name": others},
-        case="read in wheels",
-    )
+    figures = {"transformers": names, "takes": takes, "other_name": others}
+    observe.record("F3a", "measured", figures, case="read in wheels")
 
 
 if __name__ == "__main__":

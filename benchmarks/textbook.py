@@ -1,23 +1,19 @@
 """One optimizer step beside the textbook: how near healthy ones lie, and what comparing costs.
 
-    python benchmarks/textbook.py [--parts kinds cost large judge]
+    python benchmarks/textbook.py [--parts kinds cost large]
 
 For `kinds` the small Qwen2 is trained by ten steps that move its weights, in each kind of training; then four steps are
 compared. (Each option in each release is in the atlas, `benchmarks/atlas/probes.toml`; mistakes are planted in
-`tests/unit/test_textbook.py`.) `large` measures a first step at the shape of Qwen2-0.5B, `judge` what preflight's first
-judge computes. Prompts have one length in trl 0.14, which scores without an attention mask.
+`tests/unit/test_textbook.py`.) `large` measures a first step at the shape of Qwen2-0.5B. Prompts have one length in trl
+0.14, which scores without an attention mask.
 
 Eras: trl-0.14, trl-0.15, trl-0.22, today.
 """
 
-import contextlib
-import os
 import pathlib
-import resource
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +24,8 @@ import peft
 import psutil
 import recording
 import torch
-import transformers
 import trl
+from guards import Clock
 
 from failurelab import guards, textbook
 from failurelab_course.experiments import models, observe
@@ -38,12 +34,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "unit"))
 import steps
 
 COMPARED, RATE, BETA = (11, 12, 13, 14), 3e-4, 0.2
-PARTS = ("kinds", "cost", "large", "judge")
-SCRIPT = "first/lora_hub_name.py"
-NO_JUDGE = """import contextlib
-from failurelab_preflight.judges import textbook
-textbook.StepJudge.listening = lambda self: contextlib.nullcontext()
-"""
+PARTS = ("kinds", "cost", "large")
 VERSION = packaging.version.Version(trl.__version__)
 KNOWN = trl.GRPOConfig.__dataclass_fields__
 BASE = {"learning_rate": RATE, "max_grad_norm": 0.2, "lr_scheduler_type": "constant"}
@@ -123,28 +114,6 @@ def kinds(device: str) -> None:
         record(f"kind: {kind}", compare(make(device, kind, beta=BETA, **more)), device)
 
 
-class Clock(transformers.TrainerCallback):
-    """Takes the time of every optimizer step, generation included: the processor's, or a GPU's once it is done."""
-
-    def __init__(self, device: str) -> None:
-        self.device, self.seconds = torch.device(device), list[float]()
-
-    def now(self) -> float:
-        """Return the time in seconds."""
-        if self.device.type != "cuda":
-            return time.process_time()
-        torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Start."""
-        self.start = self.now()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Stop."""
-        self.seconds.append(self.now() - self.start)
-
-
 def cost_of(build: Callable[[], Any], step: int, guarded: bool, device: str, memory: bool) -> tuple[float, float]:
     """Return the seconds of a step, and the peak of the run in MiB (0 if it is not asked for)."""
     made, clock = build(), Clock(device)
@@ -185,34 +154,6 @@ def large(device: str) -> None:
     keep_cost("Qwen2-0.5B, random weights", *([run[part] for run in runs] for part in (0, 1)), device)
 
 
-def judge(device: str) -> None:
-    """Measure the processor's seconds of preflight on one script, without its first judge and with it, as a whole."""
-    import preflight_corpus  # which needs what only today's stack has
-
-    from failurelab_preflight import cli, launcher_line
-
-    with tempfile.TemporaryDirectory(prefix="corpus-") as name, contextlib.chdir(name):
-        folder = pathlib.Path(name)
-        preflight_corpus.make_folder(folder)
-        text = (folder / SCRIPT).read_text()
-        os.environ |= {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-        rounds: list[list[float]] = []
-        for _ in range(3):
-            rounds.append([])
-            for head in (NO_JUDGE, ""):
-                (folder / SCRIPT).write_text(head + text)
-                before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                answered = cli.ask(launcher_line.Launch(SCRIPT), python=sys.executable, again=False)
-                if answered.error:
-                    sys.exit(answered.error)  # a script that ended early would be cheap
-                after = resource.getrusage(resource.RUSAGE_CHILDREN)
-                rounds[-1].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    without, compared = (statistics.median(each) for each in zip(*rounds))
-    figures = {"step_seconds": without, "guarded_seconds": compared}
-    observe.record("ground", "measured", figures, case="cost: preflight, one script, whole", device=device)
-    print("cost: preflight", figures, flush=True)
-
-
 def keep_cost(case: str, seconds: Sequence[float], peaks: Sequence[float], device: str) -> None:
     """Record the cost of a step: without the guard, and with it."""
     figures = {"step_seconds": seconds[0], "guarded_seconds": seconds[1], "peak_mib": peaks[0], "guarded_mib": peaks[1]}
@@ -238,7 +179,7 @@ def main() -> None:
     options = recording.begin(__doc__, parts={"nargs": "+", "choices": PARTS, "default": PARTS, "help": "all without"})
     torch.set_num_threads(1)
     for part in options.parts:
-        if part not in ("large", "judge") or VERSION.major:
+        if part != "large" or VERSION.major:
             globals()[part](options.device)
 
 

@@ -3,15 +3,13 @@
     make gpu NAME=h100 PYTHON=/path/to/python               in a Python with a CUDA torch: it needs no network
     make gpu NAME=h100 PYTHON=/path/to/python SITES=sites   the stacks too: sites/trl-0.14 and so on, sites/today
 
-A folder of SITES holds what `pip install --target` put there, on a machine with a network; torch is PYTHON's own. Where
-the machine has one itself, tools/rented.py installs the stacks, and runs all parts.
+A folder of SITES holds what `pip install --target` put there, on a machine with a network; torch is PYTHON's own.
 
 What a step came to is written to steps.json as soon as it ends: PASS, FAIL, or NOT RUN where this machine or Python
 lacks something. The benchmarks write their own files, and README.md shows their figures beside the CPU's.
 """
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import os
@@ -91,32 +89,6 @@ def environment(folder: pathlib.Path, sites: list[pathlib.Path]) -> pathlib.Path
     return folder / "bin" / "python"
 
 
-def install_eras(without: list[str]) -> None:
-    """Install the locks around this Python's torch, which stays as it is, each into an environment of its own.
-
-    What an earlier call installed is kept.
-
-    Raises:
-        EraError: a lock could not be installed; one line, with the next step.
-    """
-    from failurelab_course import eras
-    from failurelab_course.eras import install
-
-    ours = ROOT / ".course" / "gpu" / "env"
-    known = [dataclasses.replace(era, folder=ours if era.name == eras.TODAY else era.folder) for era in eras.known()]
-    known = [era for era in known if era.name not in without]
-    for era in known:
-        if era.status != "ready":
-            print(f"era {era.name}: {era.lock.read_text().count('==')} packages, a minute or two", flush=True)
-            words = ["pip", "install", "--quiet", "--compile-bytecode", "--no-deps", "--python"]
-            python = environment(era.folder, [])
-            install.run_step([install.uv(), *words, str(python), "-r", str(era.lock)], era.lock.name, era)
-            install.mark(era, era.folder)
-    for era in known:
-        if not era.is_finished:
-            install.build_operation(era)
-
-
 def own_python(sites: pathlib.Path | None = None) -> pathlib.Path:
     """Return a Python that has this one's libraries and the course, and make the eras that `sites` has folders of."""
     from failurelab_course import eras
@@ -129,25 +101,6 @@ def own_python(sites: pathlib.Path | None = None) -> pathlib.Path:
             environment(era.folder, [folders[era.name], *today])  # what a stack does not pin is today's
             install.mark(era, era.folder)
     return environment(ROOT / ".course" / "gpu" / "env", today)
-
-
-def tell_minutes(steps: list[Step]) -> str:
-    """Return how long a part takes: what its steps took on the cards whose evidence is here."""
-
-    def plain(name: str) -> str:  # without the card's name, and this folder
-        return re.sub(r"(?<=\.course/gpu/)[^/ ]+|(?<=evidence/)[^/ ]+", "", name.replace(f"{ROOT}{os.sep}", ""))
-
-    known = {
-        plain(name): step["seconds"]
-        for file in sorted((ROOT / "evidence").glob("*/steps.json"))
-        for name, step in json.loads(file.read_text()).items()
-        if step["outcome"] == "PASS" and step["seconds"]
-    }
-    seconds = [known[name] for name in (plain(" ".join(step)) for step in steps) if name in known]
-    told = f"{len(steps)} steps, at most {LIMIT // 60} minutes at a time"
-    if not seconds:
-        return f"{told}; how long they take was not measured yet"
-    return f"{told}; {len(seconds)} of them took {sum(seconds) / 60:.0f} minutes on a card before"
 
 
 def run_part(number: int, steps: list[Step], out: pathlib.Path, python: pathlib.Path, limit: float = LIMIT) -> bool:
@@ -266,7 +219,7 @@ def main(words: list[str] | None = None) -> int:
     for number, steps in enumerate(every, 1):
         if options.part not in (None, number):
             continue
-        print(f"part {number} of {len(every)}: {tell_minutes(steps)}", flush=True)
+        print(f"part {number} of {len(every)}: {len(steps)} steps, at most {LIMIT // 60} minutes at a time", flush=True)
         if not run_part(number, steps, out, python):
             left.append(f"make gpu NAME={options.name} PART={number}")
     (out / "README.md").write_text(page(out))

@@ -1,8 +1,11 @@
-"""Run notebooks on the CPU tier and store their outputs in notebooks/: python -m tools.store_outputs [NAME...]
+"""Run notebooks on the CPU tier and store their outputs: python -m tools.store_outputs [--seconds] [NAME...]
 
 JupyterLab and papermill write into a notebook what differs from run to run: timings, the interpreter's version, paths.
 A review cannot see what a change means in such a file. `normalise` leaves only what a reader and nbval need, so that
 making the outputs again gives the same file.
+
+With `--seconds` each is run alone, and how long it took is written into its first cell, by which a reader plans: ask on
+a machine that has nothing else to do.
 """
 
 import itertools
@@ -13,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import nbformat
+from tools.site_pages import OPENING
 
 from failurelab_course import state_file
 from failurelab_course.notebook_runs import notebooks as course
@@ -73,12 +77,21 @@ def _join_streams(outputs: list[Any]) -> list[Any]:
     return joined
 
 
-def store(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **options: Any) -> dict[str, str]:
+def write_seconds(opening: str, seconds: float) -> str:
+    """Return a notebook's first cell with the seconds that a run took, rounded up to five."""
+    start, end = OPENING.search(opening).span("runs")
+    return f"{opening[:start]}{-int(-seconds // 5) * 5} seconds{opening[end:]}"
+
+
+def store(
+    names: Iterable[str] = (), *, folder: pathlib.Path | None = None, timed: bool = False, **options: Any
+) -> dict[str, str]:
     """Run notebooks, and write the outputs of each into its file if it passed and nobody changed it meanwhile.
 
     Args:
         names: numbers or names; all when none is given.
         folder: where the notebooks are, if not in the course.
+        timed: whether each is run alone, and says in its first cell how long that took.
         options: as for `runs.run`.
 
     Returns:
@@ -87,22 +100,26 @@ def store(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **op
     chosen = {notebook.name: notebook.path for notebook in course.find(names, folder)}
     before = {name: path.read_bytes() for name, path in chosen.items()}
     problems = {}
-    for result in runs.run(list(chosen), folder=folder, **options):
+    for result in runs.run(list(chosen), folder=folder, **options, **({"jobs": 1} if timed else {})):
         path, problems[result.name] = chosen[result.name], ""
         if result.status != "PASS":
             problems[result.name] = f"{result.status}: {result.reason}"
         elif path.read_bytes() != before[result.name]:
             problems[result.name] = "it was changed while it ran, so it was not written; run it again"
         else:
-            text = stored.write_text(normalise(stored.read(result.copy)))
+            content = normalise(stored.read(result.copy))
+            if timed:
+                content.cells[0].source = write_seconds(content.cells[0].source, result.seconds)
+            text = stored.write_text(content)
             if text.encode() != before[result.name]:
                 state_file.write(path, text)
     return problems
 
 
-def main(names: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Store the outputs of the named notebooks, of all without a name; return 1 if any was not written."""
-    problems = {name: problem for name, problem in store(names).items() if problem}
+    names = [word for word in words if word != "--seconds"]
+    problems = {name: problem for name, problem in store(names, timed=names != words).items() if problem}
     for name, problem in problems.items():
         print(f"{name}: not stored. {problem}")
     return int(bool(problems))

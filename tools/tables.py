@@ -38,7 +38,7 @@ def table_figures() -> str:
     """Return a line for each figure, with its unit where the text does not say it."""
     lines = []
     for figure in figures.table().values():
-        band = f"; healthy `{str(figure.healthy).removeprefix(figure.name).strip()}`" if figure.healthy else ""
+        band = f" (`{str(figure.healthy).removeprefix(figure.name).strip()}`)" if figure.healthy else ""
         is_plain = figure.unit in ("text", "yes or no") or figure.unit.split()[0] in figure.what
         lines.append(f"- `{figure.name}`{'' if is_plain else f' ({figure.unit})'}: {figure.what}{band}\n")
     return "".join(lines)

@@ -1,6 +1,6 @@
 """What the newest releases changed: their columns of the atlas beside the last ones. It runs each night.
 
-    python benchmarks/atlas/drift.py [--main [PLACE]] [--new NAME,...] [--out evidence/atlas]
+    python benchmarks/atlas/drift.py [--main [PLACE]] [--out evidence/atlas]
 
 Releases of trl and transformers that the evidence lacks are measured, and with --main trl's main branch, whose column
 is not kept with the others. For each, what differs from the releases before it is told: on the screen, and in the
@@ -121,16 +121,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     place = {"nargs": "?", "const": stacks.UPSTREAM, "default": "", "metavar": "PLACE"}
     parser.add_argument("--main", **place, help="also measure trl's main, of a folder or an address")
-    parser.add_argument("--new", default="", help="names of stacks that count as new; without, those not measured yet")
     parser.add_argument("--out", type=pathlib.Path, default=measure.OUT, metavar="FOLDER")
     parser.add_argument("--jobs", type=int, default=2, help="stacks at a time")
     options = parser.parse_args()
     try:
         every = stacks.choose(stacks.read_index("trl"), stacks.read_index("transformers"))
-        by_name = {stack.name: stack for stack in every}
-        if unknown := [name for name in options.new.split(",") if name and name not in by_name]:
-            raise measure.UnknownStack(f"no stack is called {', '.join(unknown)}. Next: measure.py --list names them")
-        new = [by_name[name] for name in options.new.split(",") if name] or missing(every, options.out)
+        new = missing(every, options.out)
         new += [stacks.main(options.main)] if options.main else []
     except FailureLabError as error:
         print(error, file=sys.stderr)

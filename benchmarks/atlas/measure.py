@@ -113,7 +113,7 @@ def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
             "versions": versions.ask_versions(python),
             "seconds_to_install": round(time.monotonic() - started, 1),
         }
-        alone = [probe for probe in probes if probe.get("alone")]
+        alone = [probe for probe in probes if "measures" in probe]
         judged = [probe for probe in probes if probe not in alone]
         _install_beside(judged, python, stack)
         record |= _ask_all(str(python), judged)
@@ -223,8 +223,7 @@ def _ask_alone(python: str, probes: list[Record]) -> list[Record]:
         said = [_read_run(pathlib.Path(name, str(number))) for number in range(len(runs))]
     records = []
     for probe in probes:
-        figures = [told for told, (of, _) in zip(said, runs) if of is probe]
-        record = JUDGES[probe["measures"]](figures)
+        record = judge_figures(probe["measures"], [told for told, (of, _) in zip(said, runs) if of is probe])
         if record["state"] == COULD_NOT_RUN and re.search(probe.get("refused", "$^"), record["said"]):
             record = {"state": NOT_THERE, "said": f"refused: {record['said']}"}
         records.append({"id": probe["id"], **record, "seconds": seconds})
@@ -253,23 +252,12 @@ def _as_bfloat16(model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
 
 
 def _ask(session: Session, probe: Record, answers: dict[tuple[str, int], Answer]) -> Record:
-    """Run a probe; one that measures by itself is run for each of its `runs`, and all that it wrote is judged."""
-    arguments, key = probe["arguments"].split(), (probe["arguments"], session.count)
-    if "measures" not in probe:
-        session.spec["arguments"] = arguments
-        if key not in answers:
-            answers[key] = session.run(Change())
-        return judge(answers[key], probe["failure"], probe.get("refused", ""), probe.get("spared", ""))
-    figures = []
-    for number, more in enumerate(probe["runs"]):
-        says = session.folder / f"{probe['measures']}-{number}.jsonl"
-        says.unlink(missing_ok=True)
-        session.spec["arguments"] = [*arguments, *more.split(), "--measure", probe["measures"], "--says", str(says)]
-        answer = session.run(Change())
-        if not says.exists() and answer.error:
-            return judge(answer, probe["failure"])
-        figures.append([json.loads(line) for line in says.read_text().splitlines()] if says.exists() else [])
-    return JUDGES[probe["measures"]](figures)
+    """Run a probe, or take the answer of one that is the same training, and judge it."""
+    key = probe["arguments"], session.count
+    session.spec["arguments"] = probe["arguments"].split()
+    if key not in answers:
+        answers[key] = session.run(Change())
+    return judge(answers[key], probe["failure"], probe.get("refused", ""), probe.get("spared", ""))
 
 
 def judge_memory(figures: list[list[Record]]) -> Record:
@@ -313,8 +301,6 @@ def judge_generation(figures: list[list[Record]]) -> Record:
 
     It tells nothing where eval mode does not either, or where these rows would not show what goes wrong.
     """
-    if ended := _ended(figures):
-        return ended
     runs = [run[0] for run in figures if run]
     kinds = ", ".join(f"{run['train']:.2g} ({run['kind']}, use_cache={run['cache']})" for run in runs)
     even = max(run["eval"] for run in runs)
@@ -342,19 +328,8 @@ def judge_generation(figures: list[list[Record]]) -> Record:
     return {"state": NONE if held else NOT_MEASURED, **kept}
 
 
-def _ended(figures: list[list[Record]]) -> Record | None:
-    """Return what is told of probes that ended in an error before they measured; None where none did."""
-    for error in (entry["error"] for run in figures for entry in run if "error" in entry):
-        if "NOT THERE" in error:
-            return {"state": NOT_THERE, "said": error.partition("NOT THERE: ")[2]}
-        return {"state": COULD_NOT_RUN, "said": error}
-    return None
-
-
 def judge_partitions(figures: list[list[Record]]) -> Record:
     """Return whether generation under ZeRO-3 gathers each layer for each token, or training ends in an error."""
-    if ended := _ended(figures):
-        return ended
     told = {name: value for entry in figures[0] for name, value in entry.items()}
     hooks = max((entry.get("hooks", 0) for entry in figures[0]), default=0)
     if said := told.get("evaluate"):  # of 0.14 it is transformers' own, which has no batches of prompts
@@ -373,8 +348,6 @@ def judge_partitions(figures: list[list[Record]]) -> Record:
 
 def judge_calls(figures: list[list[Record]]) -> Record:
     """Return whether a call of a tool is scored as the ids that were drawn, or as those of its text."""
-    if ended := _ended(figures):
-        return ended
     called = [entry for entry in figures[0] if entry["called"]]
     if not called:
         return {"state": NOT_MEASURED, "said": "no completion went on after its call"}
@@ -385,16 +358,12 @@ def judge_calls(figures: list[list[Record]]) -> Record:
 
 def judge_warnings(figures: list[list[Record]]) -> Record:
     """Return how often the warning of checkpointing was issued in which passes, of each run; it is no failure."""
-    if ended := _ended(figures):
-        return ended
     counts = ["/".join(str(run[0][name]) for name in ("generation", "scoring", "training")) for run in figures]
     return {"state": NONE, "said": ", ".join(counts)}
 
 
 def judge_adapter(figures: list[list[Record]]) -> Record:
     """Return whether training leaves a loaded adapter as it was, in silence or with the error that says so."""
-    if ended := _ended(figures):
-        return ended
     run = figures[0][0]
     said = f"{run['trainable']} of {run['tensors']} tensors of the adapter are trainable, {run['changed']} changed"
     if "element 0 of tensors does not require grad" in run["ends"]:
@@ -414,6 +383,15 @@ JUDGES = {
     "warnings": judge_warnings,
     "adapter": judge_adapter,
 }
+
+
+def judge_figures(measures: str, figures: list[list[Record]]) -> Record:
+    """Return the state of a probe that measures by itself, by what each of its runs wrote down."""
+    for error in (entry["error"] for run in figures for entry in run if "error" in entry):
+        if "NOT THERE" in error:
+            return {"state": NOT_THERE, "said": error.partition("NOT THERE: ")[2]}
+        return {"state": COULD_NOT_RUN, "said": error}
+    return JUDGES[measures](figures)
 
 
 def judge(answer: Answer, failures: list[str], refused: str = "", spared: str = "") -> Record:

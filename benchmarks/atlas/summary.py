@@ -127,18 +127,16 @@ another release changes, defaults too.
 
 *Silent*: training goes on, and is wrong. *Loud*: it ends in an error. *Not there*: the release has no such trainer or
 option, or refuses the set-up. *Not measured*: preflight could not tell. Open the picture by itself to see what was
-measured in a cell.
+measured in a cell. What F1 is, and its repair: the [index by symptom](symptoms.md).
 """
 HOW = """
 ## How it was measured
 
-Each release of trl was installed with the newest transformers, peft, accelerate and datasets of its day, and each
-release of transformers with the newest trl of its day; torch is the course's. Each cell is one small training, judged
-by [preflight](preflight.md). From 0.26 on, `OnlineDPOTrainer` is that of `trl.experimental`. Under ZeRO-3 one process
-trains on a CPU. A `generate()` of one's own uses no trl, so it is not in the picture. `make atlas` measures what is
-missing. A failure's repair stands in the [index by symptom](symptoms.md).
+Each release of trl was installed with the newest other libraries of its day, and each release of transformers with the
+newest trl of its day; torch is the course's. Each cell is one small training, judged by [preflight](preflight.md) or
+measured. From 0.26 on, `OnlineDPOTrainer` is that of `trl.experimental`. `make atlas` measures what is missing.
 """
-STEP = "GRPOTrainer's step beside its definition"
+STEP = "GRPOTrainer's step beside its definition"  # of many rows, one line
 
 
 def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
@@ -151,8 +149,9 @@ def make_page(rows: list[atlas.Setup], records: list[dict[str, Any]]) -> str:
     lines = [HEAD, "## Where it is found\n"]
     found: dict[str, list[str]] = {}  # set-ups of a step are one row: they differ in their options alone
     for row in rows:
-        what = STEP if row.what.startswith(STEP) else row.what
-        found.setdefault(f"{', '.join(row.failures)}: {what}", []).append(row.id)
+        found.setdefault(f"{', '.join(row.failures)} {STEP}" if row.what.startswith(STEP) else row.id, []).append(
+            row.id
+        )
     for what, ids in found.items():
         spans = [_spans(ids, shown, package, links) for shown, package in ((measured, "trl"), (others, "transformers"))]
         if any(spans):
@@ -186,16 +185,15 @@ def _of_trl(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _errors(records: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each error that kept probes from running, with the stacks."""
+    """Return a line for each error that kept probes from running: in how many stacks, and the first."""
     stacks: dict[str, list[str]] = {}
     for record in records:
         for probe in record.get("probes", ()):
             if probe["state"] == atlas.COULD_NOT_RUN:
-                error = re.split(" end(?:ed|s) in ", probe["said"])[-1][:100]
+                error = re.split(" end(?:ed|s) in ", probe["said"])[-1][:60]
                 stacks.setdefault(error, []).append(record["stack"])
     return [
-        f"- could not run: {', '.join(dict.fromkeys(names))} ({len(names)}): `{error}`"
-        for error, names in stacks.items()
+        f"- could not run: {names[0]} and others ({len(names)} cells): `{error}`" for error, names in stacks.items()
     ]
 
 

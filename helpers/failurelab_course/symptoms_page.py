@@ -21,9 +21,8 @@ HEAD = """\
 
 For whoever has an error text, or a run that looks wrong.
 `failurelab symptoms train.log` looks a log up; `failurelab doctor --python PATH` tells which failures your versions
-have; `failurelab preflight train.py` measures most of them in your script ([how](preflight.md)). Names such as
-`guards.GradientGuard` are in the package `failurelab` ([guards and repairs](repairs.md)). The file under *Cause* has
-the threads upstream, and the change that fixed it.
+have; `failurelab preflight train.py` measures most of them in your script ([how](preflight.md)). `guards` and the like
+are modules of `failurelab` ([repairs](repairs.md)). The file under *Cause* has the threads upstream.
 
 ## Texts in a log
 
@@ -123,7 +122,7 @@ def _section(failure: failures.Failure) -> list[str]:
 
 def _sources(failure: failures.Failure, up: str, notebook: str) -> str:
     """Return links to the notebook and to the registry's file; `up` leads to the folder docs."""
-    page = [f"{notebook} [{failure.notebook[:2]}]({up}../notebooks/{failure.notebook}.ipynb)"] * bool(failure.notebook)
+    page = [f"[{notebook} {failure.notebook[:2]}]({up}../notebooks/{failure.notebook}.ipynb)"] * bool(failure.notebook)
     return "; ".join([*page, f"[{failure.id}.toml]({up}{FILES}/{failure.id}.toml)"])
 
 

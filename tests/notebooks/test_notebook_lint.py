@@ -191,3 +191,11 @@ def test_outputs_are_stored_by_a_run_that_passes(plant, tmp_path, monkeypatch):
     first = path.read_bytes()
     assert store_outputs.store(["00"], folder=plant.folder) == {"00_one": ""}
     assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(("took", "said"), [(40.0, 40), (40.1, 45), (0.2, 5)])
+def test_the_seconds_of_a_run_are_rounded_up_and_nothing_else_changes(took, said):
+    opening = (
+        "# A title\n\nIt takes 3 seconds.\n\n*Reads in 5 minutes, runs in 40 seconds on two. Library stacks: today.*"
+    )
+    assert store_outputs.write_seconds(opening, took) == opening.replace("runs in 40", f"runs in {said}")

@@ -193,7 +193,7 @@ def test_a_part_that_changes_is_a_note_and_stops_nothing(build, rate, grade, tol
     """An adapter's B begins at zero and moves whole, so the other half is what is graded."""
     guard, messages = run(build(), [rate] * 6, action="stop")
     assert guard.report.grade == grade and len(messages) == bool(told)
-    assert not told or (told in messages[0] and "more slowly than in float32" in messages[0])
+    assert not told or (told in messages[0] and "more slowly than without rounding" in messages[0])
     if "to_float32" in told:
         assert guard.report.from_zero == 4 and guard.report.rest < guard.report.share
 

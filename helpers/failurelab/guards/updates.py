@@ -207,7 +207,7 @@ class UpdateGuard(Guard):
                 else "load the weights in float32 (dtype=torch.float32) and compute under bf16=True"
             )
             self._warn(
-                f"{found}: the other steps round to nothing. The run learns, and more slowly than in float32. "
+                f"{found}: the other steps round to nothing. The run learns, and more slowly than without rounding. "
                 f"Next: {where}"
             )
         else:

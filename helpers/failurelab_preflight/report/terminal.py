@@ -107,7 +107,7 @@ def verdict(answer: Answer, language: str = "en") -> str:
     elif answer.error or answer.ended_by_cut:
         said = say("could not be judged.")
     else:
-        said = say("nothing found; {} held", len(answer.held))
+        said = say("nothing found; {} held in these steps", len(answer.held))
         asked = _names(answer.not_checked, say)
         said += say(", {} not checked ({})", len(answer.not_checked), asked) if answer.not_checked else ""
         said += say(", {} do not apply", len(answer.not_applicable)) if answer.not_applicable else ""
@@ -167,7 +167,7 @@ def _instruments(answer: Answer, width: int, say: Say) -> Iterator[str]:
         if said:
             yield from _wrap(f"{say(instrument):<16}{'; '.join(said)}", width, "", " " * 16)
     left = ", ".join(failure.id for failure in failures.all() if failure.id not in looked)
-    yield from _wrap(say("Not looked at: {}what comes after the first steps.", f"{left}; " * bool(left)), width, "")
+    yield from _wrap(say("Not looked at: {}later steps, another device, launch or data.", f"{left}; " * bool(left)), width, "")
 
 
 def _details(answer: Answer, width: int, language: str) -> Iterator[str]:
