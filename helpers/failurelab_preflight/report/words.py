@@ -15,7 +15,8 @@ _CHINESE = {
     "HELD, with the repairs above: looked for, and not there (in brackets: the same measurement with the failure put "
     "in on purpose)":
         "加上上面的改法之后，无此故障：找过，没有（括号内：故意放入这个故障时，同样的测量得到什么）",
-    "In force": "生效的设置", " (given: {})": "（给的是：{}）", "Not looked at: {}later steps, another device, launch or data.":
+    "In force": "生效的设置", " (given: {})": "（给的是：{}）",
+    "Not looked at: {}later steps, another device, launch or data.":
         "没有看：{}更后面的步、别的设备、别的启动方式、别的数据。",
     "--all has the rest: {}": "其余的见 --all：{}", "{} notes": "{} 条注意", "{} cuts": "裁掉 {} 处",
     "what each reward function pays": "每个奖励函数给多少",
@@ -50,7 +51,8 @@ _CHINESE = {
     "; the worst: {} ({})": "；最严重的：{}（{}）", "blocks": "训练停下",
     "learns nothing": "什么也学不到", "slows": "变慢",
     "memory": "占内存", "the script": "脚本", "this release": "这个版本", "what was cut": "裁掉的部分",
-    "nothing found; {} held in these steps": "没有发现；{} 个在这几步里测量过，没有", ", {} not checked ({})": "，{} 个没有检查（{}）",
+    "nothing found; {} held in these steps": "没有发现；{} 个在这几步里测量过，没有",
+    ", {} not checked ({})": "，{} 个没有检查（{}）",
     ", {} do not apply": "，{} 个不适用", ".": "。", ", ": "，",
     # the table of rewards
     "form": "格式", "completion": "completion（回答）", "right": "对", "wrong": "错", "other": "其他", "none": "无答案",
