@@ -1055,7 +1055,7 @@ def test_an_answer_begins_with_its_sentence(findings, error):
             [Finding.not_checked("cut", "w", ends=True), Finding.suspected("F9", "e", "w")],
             "1 suspected (F9); what was cut ended the run",
         ),
-        ([Finding.noted("F15", "e", mild=True), Finding.held("F21", "e", "c")], "1 held in these steps, 1 noted (F15)"),
+        ([Finding.noted("F15", "e", mild=True), Finding.held("F21", "e", "c")], "nothing found; 1 held in these"),
     ],
 )
 def test_the_first_line_says_what_stops_the_run(findings, begins):
