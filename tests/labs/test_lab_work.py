@@ -171,7 +171,7 @@ def test_a_class_is_merged_from_state_files(tmp_path):
     }
     for name, content in learners.items():
         (tmp_path / name).mkdir()
-        state = {"schema": 1, "labs": {"01_frozen_embeddings": SOLVED | content}}
+        state = {"schema": 1, "labs": {"01_frozen_embeddings": SOLVED | content, "02_starts_too_low": {}}}
         (tmp_path / name / "labs.json").write_text(json.dumps(state))
     (tmp_path / "dot.json").write_text("{")
     (tmp_path / "nothing").mkdir()

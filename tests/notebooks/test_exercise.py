@@ -5,6 +5,7 @@ import sys
 
 import numpy
 import pytest
+from matplotlib import pyplot
 from tests.kernels import Notebook
 
 from failurelab_course.notebook import display, exercise, one_screen, sliders
@@ -110,6 +111,10 @@ def test_the_loop_marks_the_arrows_that_are_broken(shown):
     assert "expensive here" in shown[2]["text/plain"] and "broken" not in shown[2]["text/plain"]
     loop.loop(before="load: on another GPU")
     assert "broken here: load" in shown[3]["text/plain"]
+    _, axes = pyplot.subplots()
+    loop.draw(axes, {"completions": "lost"})
+    said = [text.get_text() for text in axes.texts]
+    assert "✗ completions" in said and "rewards" in said
     with pytest.raises(ValueError, match="no arrow of the loop is called tokens: they are completions, rewards"):
         loop.loop({"tokens": "lost"})
 
