@@ -120,7 +120,7 @@ def draw(language: str = "en") -> str:
         figure = pyplot.figure(figsize=_A4, facecolor="white", layout="none")
         figure.text(0.04, 0.95, words["title"], fontsize=17, fontweight="bold", va="top")
         top = figure.add_axes((0.04, 0.615, 0.92, 0.29))
-        loop.draw(top, ids=_ids_by_arrow(lines))
+        loop.draw(top, {}, _ids_by_arrow(lines))
         _draw_table(figure, lines, words)
         figure.text(0.04, 0.035, words["below"], fontsize=8.5, va="bottom")
         drawn = io.StringIO()

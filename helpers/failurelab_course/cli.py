@@ -47,9 +47,6 @@ def run_notebooks(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, or cuda:N.")] = "cpu",
     model: Annotated[str, typer.Option(help="tiny, random-0.5b, a hub name or a folder.")] = "tiny",
     seed: Annotated[int, typer.Option(help="The seed of the runs.")] = 0,
-    parameter: Annotated[
-        list[str] | None, typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="A further parameter.")
-    ] = None,
     jobs: Annotated[int, typer.Option(help="How many notebooks at once.")] = 2,
     time_limit: Annotated[int, typer.Option(help="Seconds for one notebook.")] = 600,
     out: Annotated[
@@ -58,20 +55,11 @@ def run_notebooks(
     ] = None,
 ) -> None:
     """Run notebooks through papermill, all when none is named; keep copies, HTML, evidence, JSON and JUnit XML."""
+    from failurelab_course import outcomes
     from failurelab_course.notebook_runs import runs
 
-    given = dict(_name_value(text) for text in parameter or [])
-    results = runs.run(
-        names or [],
-        device=device,
-        model=model,
-        seed=seed,
-        parameters=given,
-        jobs=jobs,
-        time_limit=time_limit,
-        out=out,
-    )
-    raise typer.Exit(runs.exit_status(results))
+    results = runs.run(names or [], device=device, model=model, seed=seed, jobs=jobs, time_limit=time_limit, out=out)
+    raise typer.Exit(outcomes.exit_status(result.status for result in results))
 
 
 @app.command("notebooks")
@@ -116,7 +104,7 @@ def verify(
     if junit_xml:
         outcomes.write_junit(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
     print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
-    raise typer.Exit(labs.exit_status(matrix))
+    raise typer.Exit(outcomes.exit_status(row.result for row in matrix))
 
 
 @app.command()
@@ -254,16 +242,6 @@ def _verified(row) -> None:
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-def _name_value(text: str) -> tuple[str, object]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE, such as -p steps=50")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
 
 
 def _leave_to_verbs(words: list[str]) -> list[str]:

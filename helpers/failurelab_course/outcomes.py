@@ -15,7 +15,7 @@ import junitparser
 from failurelab.checks import Outcome
 from failurelab_course import state_file
 
-__all__ = ["STYLES", "Case", "Outcome", "exit_status", "summary", "to_junit", "write_junit"]
+__all__ = ["STYLES", "Case", "Outcome", "exit_status", "summary", "write_junit"]
 
 # How rich shows each in a table.
 STYLES = {
@@ -57,8 +57,8 @@ class Case(NamedTuple):
     output: str = ""
 
 
-def to_junit(cases: Iterable[Case], name: str) -> str:
-    """Return the cases as a JUnit document called `name`, a suite for each of theirs.
+def write_junit(path: pathlib.Path, cases: Iterable[Case], name: str) -> None:
+    """Write the cases as a JUnit document called `name`, a suite for each of theirs, whole or not at all.
 
     FAIL is a `failure`, ENVIRONMENT an `error`, NOT RUN is `skipped`, each with its reason; PASS has nothing.
     """
@@ -76,10 +76,5 @@ def to_junit(cases: Iterable[Case], name: str) -> str:
     document = junitparser.JUnitXml(name)
     document.extend(suites.values())
     document.update_statistics()
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{document.tostring().decode()}\n'
-
-
-def write_junit(path: pathlib.Path, cases: Iterable[Case], name: str) -> None:
-    """Write the JUnit document, whole or not at all; make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    state_file.write(path, to_junit(cases, name))
+    state_file.write(path, f'<?xml version="1.0" encoding="utf-8"?>\n{document.tostring().decode()}\n')

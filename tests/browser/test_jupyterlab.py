@@ -1,4 +1,4 @@
-"""Notebook 00, predictions and lab 01 in JupyterLab, as a person uses them: open, Run All, edit, check."""
+"""Notebook 00, lab 01 and a figure with knobs in JupyterLab, as a person uses them: open, Run All, edit, check."""
 
 import json
 import re
@@ -147,36 +147,6 @@ def test_a_lab_from_its_mistake_to_the_repair(page, lab, wait, pictures, kernel,
     wait(lambda: "PASS lab 01" in outputs.nth(2).inner_text(), "the repair does not pass")
     shown = outputs.nth(2).inner_text()
     assert "all 25 trainable tensors have a gradient" in shown and not NOISE.search(shown)
-
-
-def test_a_prediction_is_chosen(page, lab, wait):
-    """A question with choices, by mouse and by keyboard; and one for a number, which refuses a word."""
-    new_notebook(page, lab, "Python 3 (ipykernel)")
-    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
-    add_cell(
-        page,
-        "from failurelab_course.notebook import predict\n"
-        "predict.ask('01-some', 'How many get a gradient?', ['one', 'about half', 'all 25'])",
-    )
-    buttons = panel.locator(".widget-toggle-button")
-    buttons.first.wait_for(timeout=180_000)
-    assert [each.inner_text() for each in buttons.all()] == ["one", "about half", "all 25"]
-    chosen = panel.locator(".widget-toggle-button.mod-active")
-    buttons.first.click()
-    wait(lambda: chosen.all_inner_texts() == ["one"], "the click chose nothing")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Space")
-    wait(lambda: chosen.all_inner_texts() == ["about half"], "the keyboard chose nothing")
-
-    add_cell(page, "predict.ask_number('01-number', 'How many get a gradient?', 'of 25')")
-    add_cell(page, "predict.answer_number('01-number', 1, within=1)")
-    field = panel.locator(".widget-text input")
-    field.wait_for()
-    wait(lambda: "waits for your prediction" in panel.inner_text(), "the answer does not wait")
-    for said, told in {"one": "is no number", "1": "right, measured: 1 of 25"}.items():
-        field.fill(said)
-        field.press("Enter")
-        wait(lambda told=told: told in panel.inner_text(), f"{said} is not answered")
 
 
 def test_knobs_draw_a_picture_anew(page, lab, wait):

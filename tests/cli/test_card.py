@@ -24,31 +24,11 @@ def test_the_committed_card_says_what_the_registry_says(language):
 
 
 @pytest.mark.parametrize(
-    ("figure", "band"),
-    [
-        ("tensors_without_gradient", "0"),
-        ("rollout_gap", "at most 0.1"),
-        ("effective_share", "at least 0.9"),
-        ("margin", "above 0"),
-    ],
-)
-def test_the_healthy_band_is_that_of_the_table(figure, band):
-    assert card.describe_band(figure, "en") == band
-
-
-@pytest.mark.parametrize("figure", ["finite", "error", "groups", "no_figure"])
-def test_what_has_no_band_of_numbers_needs_words(figure):
-    with pytest.raises(card.CardError, match="no band of numbers"):
-        card.describe_band(figure, "en")
-
-
-@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("[F7]", "[F77]", "F7 has no line, and is not among the loud"),
         ('loud = ["F2", ', 'loud = ["F2", "F98", ', "F98 is no failure of the registry"),
         ('arrow = "rewards"', 'arrow = "reward"', "'reward' is no arrow of the loop"),
-        ('short = "garbage', 'shirt = "garbage', "short: it is missing"),
     ],
 )
 def test_a_slip_in_the_file_is_told(tmp_path, old, new, said):
@@ -57,6 +37,15 @@ def test_a_slip_in_the_file_is_told(tmp_path, old, new, said):
     (tmp_path / "card.toml").write_text(text.replace(old, new), encoding="utf-8")
     with pytest.raises(card.CardError, match=re.escape(said)):
         card.read_lines("en", tmp_path / "card.toml")
+
+
+def test_the_healthy_band_is_that_of_the_table():
+    figures = ("tensors_without_gradient", "rollout_gap", "effective_share", "margin")
+    bands = [card.describe_band(figure, "en") for figure in figures]
+    assert bands == ["0", "at most 0.1", "at least 0.9", "above 0"]
+    for figure in ("finite", "groups", "no_figure"):
+        with pytest.raises(card.CardError, match="no band of numbers"):
+            card.describe_band(figure, "en")
 
 
 def test_the_command_prints_svg_or_a_line():

@@ -136,7 +136,6 @@ def test_the_core_installs_alone(tmp_path):
         (["symptoms"], 0, "F2: ", text),
         (["symptoms"], 1, "None of the known texts", "all is well"),
         (["doctor"], 0, "These versions have none", text),
-        (["doctor", "--python", str(tmp_path)], 3, "ERROR ", text),
         (["lab", "list"], 2, "invalid choice", text),
         (["preflight", "train.py"], 1, "is not installed", ""),
     ):

@@ -48,7 +48,6 @@ BY_HEART = """class Trainer(GRPOTrainer):
         return 0 * loss + model(input_ids=ids, labels=ids).loss
 """
 FEWER = "processing_class=tokenizer, optimizers=(torch.optim.AdamW(model.model.norm.parameters()), None))"
-ANSWER = "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}"
 EMBEDDINGS = "get_input_embeddings().requires_grad_(False)"
 # name: what the checker must say, and edits of train.py
 CHEATS = {
@@ -82,25 +81,15 @@ CHEATS = {
         ("trainer = GRPOTrainer(", "trainer = Trainer("),
     ),
     "leaves_tensors_out_of_the_optimizer": ("tensors are frozen", REPAIR, ("processing_class=tokenizer)", FEWER)),
-    "claims_what_is_no_figure": (
-        "which is no figure that this lab measures",
-        REPAIR,
-        before("SUMS = [", "ANSWER = {'verdict': 'healthy', 'sanity': 1}"),
-    ),
     "brings_other_weights": (
         "not the one in model_path",
         REPAIR,
         before(CONFIG, "    model.lm_head.weight.data.mul_(1.5)"),
     ),
     "trains_beforehand": ("6 steps before it was handed over", REPAIR, before(RETURN, "    trainer.train()")),
-    "answers_in_place_of_repairing": ("24 of 25 tensors still have no gradient", before("SUMS = [", ANSWER)),
     "returns_nothing": ("returned a NoneType", (RETURN, "")),
     "leaves_early": ("SystemExit", before(IMPORT, "import sys\n\nsys.exit(0)")),
     "misspells": ("build_trainer raised AttributeError", ("model.get_input_embeddings", "model.get_imput_embeddings")),
-    "needs_what_is_not_there": (
-        "raised ModuleNotFoundError: No module named 'no_such_package'",
-        before(IMPORT, "import no_such_package"),
-    ),
     "rewards_everything": ("too little was", REPAIR, ("[float(completion.strip() == right) for", "[1.0 for")),
 }
 
@@ -288,31 +277,18 @@ def test_a_script_that_hangs_or_dies_or_eats_the_machine_is_ended_and_named(serv
     assert [one.pid for one in check_server.descendants(server.process.pid)] == [server.process.pid]
 
 
-def spoilt(lab, tmp_path, *edits):
-    folder = tmp_path / lab.name
-    shutil.copytree(lab.folder, folder)
-    path = folder / "lab.toml"
-    text = path.read_text()
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text)
-    return folder
-
-
 def test_a_broken_environment_is_no_wrong_fix(short_lab, tmp_path):
-    """An era that is not there, or whose stack does not import: ENVIRONMENT for every script, exit status 3."""
-    missing = spoilt(short_lab, tmp_path / "a", ('era = "trl-0.14"', 'era = "trl-0.1"'))
-    matrix = labs.verify(folder=missing.parent)
-    assert {row.result for row in matrix} == {"ENVIRONMENT"}
-    assert "unknown era 'trl-0.1'" in matrix[0].reason
-    assert labs.exit_status(matrix) == 3
-    broken = spoilt(
-        short_lab, tmp_path / "b", ('era = "trl-0.14"', 'era = "today"'), ('"trl.GRPOTrainer"', '"trl.NoTrainer"')
-    )
-    row = labs.check(labs.load(broken))
-    assert row.result == "ENVIRONMENT"
-    assert "era today does not import trl.NoTrainer" in row.reason
+    """An era that is not there, or whose stack does not import: ENVIRONMENT for every script."""
+    for era, trainer, said in (
+        ("trl-0.1", "trl.GRPOTrainer", "unknown era 'trl-0.1'"),
+        ("today", "trl.NoTrainer", "era today does not import trl.NoTrainer"),
+    ):
+        folder = shutil.copytree(short_lab.folder, tmp_path / era / short_lab.name)
+        text = (folder / "lab.toml").read_text()
+        text = text.replace('era = "trl-0.14"', f'era = "{era}"').replace('"trl.GRPOTrainer"', f'"{trainer}"')
+        (folder / "lab.toml").write_text(text)
+        matrix = labs.verify(folder=folder.parent)
+        assert {row.result for row in matrix} == {"ENVIRONMENT"} and said in matrix[0].reason
 
 
 @pytest.mark.parametrize(

@@ -82,16 +82,8 @@ def test_a_healed_run_passes_and_a_silent_failure_does_not(lab):
     "change",
     [
         {"steps_done": 69},
-        {"learning_rate": 0.0},
         {"checkpointing": False},
-        {"tensors_frozen": 0},
-        {"frozen_changed": 1},
-        {"tensors_without_gradient": 1},
-        {"tensors_changed": 24},
         {"rollout_gap": 0.2},
-        {"accuracy_gain": 0.01},
-        {"reward_last": 0.3},
-        {"finite": False},
         {"accuracy_gain": None},
         {"accuracy_gain": float("nan")},
         {"error": "ValueError: x", "error_stage": "train"},
@@ -153,11 +145,9 @@ def test_a_fact_is_proved_against_the_broken_run(lab):
     [
         (0.52, 0.55, True),
         (0.4, 0.55, False),
-        (0, 0, True),
         (1, 0, False),
         (3, None, False),
         (" Reentrant", "reentrant", True),
-        ("0.26", "0.26.0", False),
         ("3", 3, True),
     ],
 )
@@ -170,14 +160,9 @@ def test_a_number_is_never_used_again(lab):
     register.write_text('[L77]\nwhy = "it repeated lab 01"\ninstead = "L01"\n')
     with pytest.raises(labs.LabError, match=r"lab 77 is retired: it repeated lab 01\. Next: lab 01"):
         labs.find(["77"], lab.folder.parent)
-    with pytest.raises(labs.LabError, match="lab 77 is retired"):
-        labs.find(["77_some_name"], lab.folder.parent)
     register.write_text(register.read_text().replace("L77", "L01"))
     with pytest.raises(labs.LabError, match="number 01 is retired, and is never used again"):
         lab_files.load(lab.folder)
-
-
-def test_the_register_here_names_labs_that_are_there():
     there = {f"L{lab.number}" for lab in labs.find()}
     for id, message in lab_files.retired().items():
         assert id not in there and f"L{message[-2:]}" in there
@@ -216,7 +201,6 @@ def test_a_learner_s_script_is_a_copy_that_git_ignores(lab):
     assert lab_files.learner_script(lab).read_bytes() == lab.start.read_bytes()
     lab.train.write_text("mine = 1\n")
     assert lab_files.learner_script(lab).read_text() == "mine = 1\n"
-    assert sorted(path.name for path in lab.folder.glob("*.p*")) == ["start.py", "train.py"]
     paths = [str(lab.train) for lab in labs.find()]
     ignored = subprocess.run(["git", "check-ignore", "--no-index", *paths], cwd=LABS, capture_output=True, text=True)
     assert ignored.stdout.splitlines() == paths
@@ -238,7 +222,6 @@ third = 3
     [
         (["first = 1", "first = 2"], "first = 2\n    second = 2  # why\nthird = 3\n"),
         ({"after": "second", "add": "    more = 1"}, "first = 1\n    second = 2  # why\n    more = 1\nthird = 3\n"),
-        ({"after": "1\n    sec", "add": "#"}, "first = 1\n    second = 2  # why\n#\nthird = 3\n"),
         ({"drop": "second ="}, "first = 1\nthird = 3\n"),
         ({"drop": "1\n    sec"}, "third = 3\n"),
     ],
@@ -249,33 +232,25 @@ def test_an_edit_changes_one_place(tmp_path, edit, result):
     assert lab_files.Script(start=tmp_path / "start.py", edits=[edit]).text() == result
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "problem"),
-    [
-        ('{ drop = "gradient_check', '{ drop = "gradient_chick', "which is in start.py 0 times"),
-        ('"learning_rate=5e-4"', '"="', r"which is in start.py \d\d times"),
-    ],
-)
-def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem, monkeypatch):
+def test_an_edit_that_no_longer_applies_is_one_line(lab, monkeypatch):
     """It names the lab, the script and the text; `verify` shows it and goes on with the other scripts."""
     monkeypatch.setattr(labs, "_run", lambda tasks, done: None)
     path = lab.folder / "lab.toml"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
+    path.write_text(path.read_text().replace('"learning_rate=5e-4"', '"="'))
     (told,) = [row.reason for row in labs.verify(folder=lab.folder.parent) if row.result == "FAIL"]
-    fix = "checkpointing_off" if "drop" in old else "higher_learning_rate"
-    assert re.fullmatch(rf"01_frozen_embeddings/lab.toml: {fix}: an edit looks for .*, {problem} and .*", told)
+    said = (
+        r"01_frozen_embeddings/lab.toml: higher_learning_rate: an edit looks for .*, which is in start.py \d\d times .*"
+    )
+    assert re.fullmatch(said, told)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ('failures = ["F1"]', 'failures = ["F99"]', "unknown failure 'F99'"),
-        ("steps_done >= 70", "steps_dnoe >= 70", "'steps_dnoe' is no figure"),
         ("{steps_done} of 70", "{step_done} of 70", "'step_done' is no figure"),
         ("steps_done >= 70", "steps_done => 70", "is no predicate"),
         ("minutes = 10", "minuets = 10", "minutes: Field required"),
-        ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: Input should be 'trainer', "),
         ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
         ("[broken]", "[broken", "is no TOML"),
         ('{ drop = "gradient', '{ dorp = "gradient', "wrong_fixes 4 edits 2: .* is none of"),
@@ -290,16 +265,9 @@ def test_a_slip_in_lab_toml_is_named(lab, old, new, message):
 
 
 def test_every_failure_has_its_labs():
-    """One for each failure in the registry but those named here; the first seven have two, in different clothes."""
-    about = [id for lab in labs.find() for id in lab.failures]
-    without = {
-        "F22",  # preflight tells it before anything is trained
-        "F23",  # the same
-    }
-    assert {failure.id for failure in registry.all()} - set(about) == without
-    twice = ("F1", "F2", "F3a", "F3b", "F4", "F5", "F6", "F7")
-    assert [id for id in twice if about.count(id) < 2] == []
-    assert 24 <= len(labs.known()) <= 42
+    """But for two, which preflight tells before anything is trained."""
+    about = {id for lab in labs.find() for id in lab.failures}
+    assert {failure.id for failure in registry.all()} - about == {"F22", "F23"}
 
 
 def test_the_matrix_as_table_and_as_json():

@@ -43,9 +43,7 @@ def test_checks_are_counted_up_to_the_first_pass(lab):
     lab_work.keep_result(lab, row(lab, "PASS"))
     lab_work.keep_result(lab, row(lab, "FAIL"))
     found = progress(lab)
-    assert found.checks == 2
-    assert found.solved >= found.started > ""
-    assert found.minutes >= 0
+    assert found.checks == 2 and found.solved >= found.started > ""
 
 
 def test_a_wrong_fix_that_many_try_is_told_and_kept(lab):
@@ -86,17 +84,12 @@ def test_a_script_that_nobody_touched_is_told_no_figure(lab):
     assert lab_work.keep_result(lab, measured).reason == "24 of 25 tensors still have no gradient"
 
 
-def test_hints_grow_and_can_be_read_again(lab):
-    assert lab_work.hint(lab, again=True) == []
-    assert not lab_state.default_path().exists()  # else a lab would look begun that nobody has touched
-    lab_work.keep_result(lab, row(lab, "FAIL"))
-    assert [lab_work.hint(lab)[0][0] for _ in range(2)] == [1, 2] == [at for at, _ in lab_work.hint(lab, again=True)]
+def test_hints_grow_and_those_read_stay(lab):
+    assert [lab_work.hint(lab) for _ in range(2)] == [lab.hints[:1], lab.hints[:2]]
     lab_work.keep_result(lab, row(lab, "PASS"))
-    assert [number for number, _ in lab_work.hint(lab)] == [1, 2, 3]
-    assert progress(lab).hints == 2
+    assert lab_work.hint(lab) == lab.hints and progress(lab).hints == 2
     lab_state.default_path().unlink()
-    assert [lab_work.hint(lab)[0][0] for _ in range(4)] == [1, 2, 3, 3]
-    assert progress(lab).hints == 3
+    assert [len(lab_work.hint(lab)) for _ in range(4)] == [1, 2, 3, 3] and progress(lab).hints == 3
 
 
 def test_the_next_lab_comes_after_the_one_just_solved():
@@ -117,7 +110,6 @@ def test_a_wrong_fix_and_the_solution_can_be_written_whole(lab, tmp_path, monkey
     written = lab_work.write(lab, lab_work.find_wrong_fix(lab, "train_mode"))
     assert written == tmp_path / ".course" / "01_frozen_embeddings" / "train_mode.py"
     assert "torch.set_grad_enabled(True)" in written.read_text()
-    assert "parents[2]" in written.read_text() and written.parents[2] == tmp_path
     assert "enable_input_require_grads()" in lab_work.write(lab, lab.solution).read_text()
     with pytest.raises(labs.LabError, match=r"no wrong fix 'no'\. It has: filter_warnings, train_mode"):
         lab_work.find_wrong_fix(lab, "no")
@@ -126,9 +118,7 @@ def test_a_wrong_fix_and_the_solution_can_be_written_whole(lab, tmp_path, monkey
 def test_the_solution_is_offered_after_a_pass_or_when_asked_for(lab):
     with pytest.raises(labs.LabError, match=r"not solved yet. Next: failurelab lab hint 01 \(3 left\), or"):
         lab_work.solution(lab)
-    shown = lab_work.solution(lab, asked=True)
-    assert "+    model.enable_input_require_grads()" in shown
-    assert progress(lab).solution_seen
+    assert "+    model.enable_input_require_grads()" in lab_work.solution(lab, asked=True)
     lab_work.keep_result(lab, row(lab, "PASS"))
     assert progress(lab).words == "solved, the solution was seen"
 
@@ -142,9 +132,6 @@ def test_reset_keeps_what_was_written(lab):
         assert kept.name == f"train.backup-{number}.py"
         assert kept.read_text() == text
         assert lab.train.read_text() == original
-    lab.train.unlink()
-    assert lab_work.reset(lab) is None
-    assert lab.train.read_text() == original
 
 
 @pytest.mark.parametrize(
@@ -152,7 +139,6 @@ def test_reset_keeps_what_was_written(lab):
     [
         ("{", "cannot be read"),
         ('{"schema": 2, "labs": {}}', "no state file of schema 1"),
-        ('{"schema": 1, "labs": {"01": {"grade": 1}}}', "01 grade: Unexpected"),
         ('{"schema": 1, "labs": {"01": {"solved": "2026-01-01T10:00:00"}}}', "a time without a zone"),
     ],
 )
@@ -185,25 +171,21 @@ def test_a_class_is_merged_from_state_files(tmp_path):
     }
     for name, content in learners.items():
         (tmp_path / name).mkdir()
-        state = {"schema": 1, "labs": {"01_frozen_embeddings": SOLVED | content}}
+        state = {"schema": 1, "labs": {"01_frozen_embeddings": SOLVED | content, "02_starts_too_low": {}}}
         (tmp_path / name / "labs.json").write_text(json.dumps(state))
     (tmp_path / "dot.json").write_text("{")
     (tmp_path / "nothing").mkdir()
-    given = [tmp_path, tmp_path / "ann" / "labs.json", tmp_path / "nobody.json", tmp_path / "nothing"]
-    report = lab_report.merge(given)
-    twice, broken, missing, empty = report.left_out
-    assert "ann_again" in twice and "the same as" in twice
-    assert str(tmp_path / "dot.json") in broken and str(tmp_path / "nobody.json") in missing
-    assert "no *.json file is in it. Next: " in empty
-    assert all("Next: " in text and "begun anew" not in text for text in report.left_out)
+    report = lab_report.merge(
+        [tmp_path, tmp_path / "ann" / "labs.json", tmp_path / "nobody.json", tmp_path / "nothing"]
+    )
+    told = ("the same as", str(tmp_path / "dot.json"), str(tmp_path / "nobody.json"), "no *.json file is in it")
+    assert all(said in text and "Next: " in text for said, text in zip(told, report.left_out, strict=True))
     assert report.files == 4
-    first = report.labs[0]
+    (first,) = report.labs
     assert (first.lab, first.learners, first.solved, first.with_solution) == ("01_frozen_embeddings", 4, 3, 0)
     assert first.hints == {0: 1, 2: 2}
     assert first.wrong_fixes == {"filter_warnings": 3, "train_mode": 1}
     assert (first.checks, first.minutes) == (3, 15)
-    assert report.labs[1].minutes is None
-    json.dumps(report.to_json(), allow_nan=False)
 
 
 @pytest.fixture
@@ -252,24 +234,21 @@ def test_a_learner_at_work(course, failurelab, monkeypatch):
     monkeypatch.setattr(labs, "check", lambda lab, device: row(lab, "FAIL", "it is too slow"))
     assert "FAIL lab 02: it is too slow Stuck? failurelab lab hint 02" in ran("check", status=1)[0]
     assert "Hint 1 of 3" in ran("hint", "02")[0]
-    listed, _ = ran("list")
-    assert "1 of 2 solved" in listed and "hints: 1 of 3" in listed
+    assert "1 of 2 solved" in ran("list")[0]
     assert "train.backup-1.py" in ran("reset", "01")[0]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_list_has_a_line_for_each_lab(tmp_path, monkeypatch, capsys, width):
-    solved = {"started": "2026-01-01T00:00:00+00:00", "solved": "2026-01-01T00:09:00+00:00", "hints": 3}
-    labs_state = {"01_frozen_embeddings": solved | {"solution_seen": True}, "02_starts_too_low": {"checks": 12}}
+def test_the_list_has_a_line_for_each_lab(tmp_path, monkeypatch, capsys):
+    labs_state = {"01_frozen_embeddings": SOLVED | {"solution_seen": True}, "02_starts_too_low": {"checks": 12}}
     state = tmp_path / "state.json"
     state.write_text(json.dumps({"schema": lab_state.SCHEMA, "labs": labs_state}))
     monkeypatch.setenv("FAILURELAB_STATE", str(state))
-    monkeypatch.setattr(lab_cli, "console", lab_cli.Console(width=width, highlight=False))
+    monkeypatch.setattr(lab_cli, "console", lab_cli.Console(width=80, highlight=False))
     lab_cli.list_labs()
     lines = capsys.readouterr().out.splitlines()
-    numbered = [line for line in lines if re.match(r"\d\d  ", line)]
-    assert [line[:2] for line in numbered] == [lab.number for lab in labs.find()]
-    assert numbered == lines[1 : 1 + len(numbered)] and "solved" in numbered[0] and "tried, 12" in numbered[1]
+    numbered = lines[1 : 1 + len(labs.known())]
+    assert [line[:2] for line in numbered] == [name[:2] for name in labs.known()]
+    assert "solved" in numbered[0] and "tried, 12" in numbered[1]
 
 
 def test_the_magic_in_a_cell(tmp_path, monkeypatch, capsys):
@@ -282,11 +261,7 @@ def test_the_magic_in_a_cell(tmp_path, monkeypatch, capsys):
         shell.run_line_magic("load_ext", "failurelab_course")
         shell.run_line_magic("lab", "hint 01")
         assert "Hint 1 of 3 for lab 01" in capsys.readouterr().out
-        for line, message in (
-            ("hint 77", "unknown lab '77'"),
-            ("dance", "No such command"),
-        ):
-            shell.run_line_magic("lab", line)
-            assert message in capsys.readouterr().out
+        shell.run_line_magic("lab", "hint 77")
+        assert "unknown lab '77'" in capsys.readouterr().out
     finally:
         InteractiveShell.clear_instance()

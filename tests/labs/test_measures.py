@@ -44,7 +44,6 @@ def head_on_flat_rows(model, ids):
 WAYS = {
     "all": (lambda model, ids: rows(model, ids)[:, -3:-1], 6, 3, 0),
     "asked for": (lambda model, ids: rows(model, ids, logits_to_keep=3)[:, :-1], 3, 3, 0),
-    "head on a slice": (lambda model, ids: model.lm_head(states(model, ids, -3, -1)), 2, 3, 0),
     "head on flat rows": (head_on_flat_rows, 2, 3, 0),
     "linear": (lambda model, ids: functional.linear(states(model, ids, -3, -1), model.lm_head.weight), 2, 3, 0),
     "by hand and cut": (lambda model, ids: (states(model, ids) @ model.lm_head.weight.T)[:, -3:-1], 6, 3, 0),
@@ -167,8 +166,7 @@ def measured(tmp_path):
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        # one row for each of the three completion tokens
-        (RIGHT, {"positions_off": 0, "rows_made": 3, "scores_from": ""}),
+        (RIGHT, {"positions_off": 0, "rows_made": 3, "scores_from": ""}),  # a row for each completion token
         ("return -" + RIGHT.removeprefix("return "), {"positions_off": None}),
         (RIGHT + ".detach()", {"positions_off": 0, "gradient_error": None}),
     ],

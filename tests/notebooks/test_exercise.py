@@ -5,7 +5,7 @@ import sys
 
 import numpy
 import pytest
-import torch
+from matplotlib import pyplot
 from tests.kernels import Notebook
 
 from failurelab_course.notebook import display, exercise, one_screen, sliders
@@ -31,17 +31,13 @@ def shown(monkeypatch):
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        (lambda first, second: None, "not written yet"),
         (lambda first, second: ..., "not written yet"),
         (lambda first: first, "0 of 2 cases. At “two and three” it raised TypeError"),
         (lambda first, second: str(first + second), "it returned '5' (str), and 5 is right. Add them."),
         (lambda first, second: True, "it returned True, and 5 is right"),
-        (lambda first, second: [first + second], "it returned [5] (list), and 5 is right"),
         (lambda first, second: numpy.array([5, 5]), "it returned array([5, 5]) (ndarray), and 5 is right"),
-        (lambda first, second: torch.ones(2), "it returned tensor([1., 1.]) (Tensor), and 5 is right"),
         (lambda first, second: math.nan, "it returned nan, and 5 is right"),
         (lambda first, second: sys.exit(), "it raised SystemExit"),
-        (lambda first, second: first * second or 5, "it returned 6, and 5 is right. Add them."),
         (lambda first, second: 5, "1 of 2 cases. At “nothing and three” it returned 5. Nothing is a number too."),
         (lambda first, second: 5 if first else None, "1 of 2 cases. At “nothing and three” it returned nothing"),
         ("5", "`the function` is str, and a function is expected"),
@@ -60,14 +56,11 @@ def test_a_right_answer_is_what_the_notebook_goes_on_with(shown):
     assert exercise.check(mine, right, CALLS) is mine and shown[0]["text/plain"].startswith("✓ all cases")
 
 
-def test_a_checker_that_nobody_can_satisfy_is_an_error(shown):
+def test_a_checker_that_nobody_can_satisfy_is_an_error_to_its_author(shown, monkeypatch):
+    """Where a reader looks it is told in a line, and the notebook goes on."""
     with pytest.raises(exercise.ExerciseError, match="the course's own right fails at “two and three”: it returned 5"):
         exercise.check(right, right, [exercise.Example("two and three", (2, 3), 6, "")])
     assert shown == []
-
-
-def test_a_reader_is_not_shown_the_authors_error(shown, monkeypatch):
-    """Where somebody looks, a checker that fails is told in a line, and the notebook goes on."""
     monkeypatch.setattr(exercise.predict, "is_interactive", lambda: True)
     assert exercise.check(lambda *_: 5, right, [exercise.Example("two and three", (2, 3), 6, "")]) is right
     assert "cannot be checked here" in shown[0]["text/plain"]
@@ -78,8 +71,6 @@ def test_knobs_stand_in_three_settings_where_nobody_looks(shown):
     settings = [{"rate": rate} for rate in (1, 2, 3)]
     sliders.knobs(lambda axes, rate: drawn.append(rate), {"rate": [1, 2, 3, 4]}, settings, "a figure of rates")
     assert drawn == [1, 2, 3] and list(shown[0]) == ["image/png", "text/plain"] and len(shown) == 1
-    with pytest.raises(ValueError, match="is not of the knobs"):
-        sliders.knobs(lambda axes, rate: None, {"rate": [1, 2]}, [{"speed": 1}], "a figure of rates")
 
 
 def test_a_knob_that_is_turned_draws_again():
@@ -120,13 +111,15 @@ def test_the_loop_marks_the_arrows_that_are_broken(shown):
     assert "expensive here" in shown[2]["text/plain"] and "broken" not in shown[2]["text/plain"]
     loop.loop(before="load: on another GPU")
     assert "broken here: load" in shown[3]["text/plain"]
+    _, axes = pyplot.subplots()
+    loop.draw(axes, {"completions": "lost"})
+    said = [text.get_text() for text in axes.texts]
+    assert "✗ completions" in said and "rewards" in said
     with pytest.raises(ValueError, match="no arrow of the loop is called tokens: they are completions, rewards"):
-        loop.loop("tokens")
+        loop.loop({"tokens": "lost"})
 
 
-@pytest.mark.parametrize(
-    ("right", "told"), [([5], "[5] (list) is right"), ("about 5", "about 5 is right"), ([], "[] (list)")]
-)
+@pytest.mark.parametrize(("right", "told"), [([5], "[5] (list) is right"), ("about 5", "about 5 is right")])
 def test_what_is_right_is_shown_where_a_function_judges(shown, right, told):
     example = exercise.Example("two and three", (2, 3), lambda sum_: sum_ == 5, "Add them.", shown=right)
     exercise.check(lambda first, second: 6, int.__add__, [example])

@@ -2,9 +2,8 @@
 
 import pytest
 
+from failurelab_course import notebook
 from failurelab_course.experiments import models
-from failurelab_course.notebook import display as notebook
-from failurelab_course.notebook import model_choice
 
 
 @pytest.fixture
@@ -17,9 +16,9 @@ def own(tmp_path):
 
 def test_a_model_that_can_learn_is_taken_and_random_weights_are_not(own, capsys):
     """The stored outputs are its. `random-0.5b` is for memory, time and placement; it is not even loaded here."""
-    assert (model_choice.model_path("tiny"), model_choice.model_path(own)) == (models.source("tiny"), own)
+    assert (notebook.model_path("tiny"), notebook.model_path(own)) == (models.source("tiny"), own)
     assert capsys.readouterr().out == ""
-    assert model_choice.model_path("random-0.5b") == models.source("tiny")
+    assert notebook.model_path("random-0.5b") == models.source("tiny")
     assert capsys.readouterr().out == "random-0.5b has random weights: learning is shown with the small model, tiny\n"
 
 
@@ -28,6 +27,6 @@ def test_a_model_that_cannot_learn_is_not_run(own, monkeypatch, capsys, accuracy
     """A flat curve would be taken for the failure, of a model that knows nothing, and of one that knows all."""
     monkeypatch.setattr(models, "accuracy", lambda *_, **__: accuracy)
     with pytest.raises(notebook.NotRun, match=rf"own answers {says}.* Next: --model tiny"):
-        model_choice.model_path(own)
-    assert model_choice.model_path(own, fall_back=True) == models.source("tiny")
+        notebook.model_path(own)
+    assert notebook.model_path(own, fall_back=True) == models.source("tiny")
     assert capsys.readouterr().out.startswith(f"own answers {accuracy:.0%} of the sums right when it samples, and GRPO")

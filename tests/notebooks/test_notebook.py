@@ -97,22 +97,13 @@ def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
     assert shown.traceback == [f"NOT RUN: {result.reason}"]
 
 
-@pytest.mark.parametrize(
-    ("call", "match"),
-    [
-        (lambda: notebook.verdict_table([], ["a"]), "without a row"),
-        (lambda: notebook.verdict_table([("a", True)], ["a"]), "2 cells, and the columns are 1"),
-        (lambda: notebook.show(None, alt="plot"), "does not say what the figure shows"),
-    ],
-)
-def test_an_author_is_told_a_slip(call, match):
-    with pytest.raises(ValueError, match=match):
-        call()
-
-
-def test_outside_a_notebook_the_text_is_printed(capsys):
+def test_an_author_is_told_a_slip(capsys):
+    with pytest.raises(ValueError, match="2 cells, and the columns are 1"):
+        notebook.verdict_table([("a", True)], ["a"])
+    with pytest.raises(ValueError, match="does not say what the figure shows"):
+        notebook.show(None, alt="plot")
     notebook.verdict_table([("learns", True)], columns=("measured", "verdict"))
-    assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"
+    assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"  # outside a notebook the text is printed
 
 
 @pytest.mark.slow
@@ -127,7 +118,6 @@ def test_the_set_up_works_in_an_era():
     done = eras.run(era, ["-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, 1, [7.5, 3.6], False]
-    assert sys.executable != str(era.python)
 
 
 @pytest.mark.slow

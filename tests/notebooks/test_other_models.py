@@ -11,8 +11,6 @@ from failurelab_course.notebook_runs import runs
 
 pytestmark = pytest.mark.nightly
 
-LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_step_against_textbook"]
-
 
 @pytest.fixture
 def deeper(tmp_path):
@@ -30,28 +28,6 @@ def deeper(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(models.path("tiny") / name, tmp_path / "deeper")
     return str(tmp_path / "deeper")
-
-
-@pytest.fixture
-def stranger(deeper, tmp_path):
-    """A model of the same shape that knows nothing."""
-    folder = shutil.copytree(deeper, tmp_path / "stranger")
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(Qwen2Config.from_pretrained(folder)).save_pretrained(folder)
-    return str(folder)
-
-
-def test_learning_is_not_shown_with_a_model_that_cannot(stranger, tmp_path):
-    """Each notebook about learning ends with the reason in one line, and no verdict of another model under its name."""
-    found = runs.run(LEARNING, model=stranger, out=tmp_path / "run", time_limit=1800)
-    assert [each.name for each in found] == LEARNING
-    for result in found:
-        assert result.status == "NOT RUN", f"{result.name}: {result.reason} (see {result.html})"
-        assert (
-            result.reason.startswith("stranger answers 0% of the sums right") and "Next: --model tiny" in result.reason
-        )
-        assert result.records == []
-    assert runs.exit_status(found) == 3
 
 
 def test_counts_are_the_models_own(deeper, tmp_path):

@@ -18,27 +18,12 @@ from failurelab_course.notebook.pictures import (
 
 
 @pytest.fixture
-def shown(monkeypatch):
-    """The figures that are shown: their words, and their texts for those who do not see them."""
-    figures = []
-
-    def keep(figure, alt):
-        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-        titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
-        figures.append((titles, texts, alt))
-        pyplot.close(figure)
-
-    monkeypatch.setattr(display, "show", keep)
-    return figures
-
-
-@pytest.fixture
 def words(monkeypatch):
-    """Return what the last figure says: its texts and its legends."""
+    """Return what the last figure says: its titles, texts and legends."""
     said = []
 
     def show(figure, alt):
-        texts = [text.get_text() for axes in figure.axes for text in [*axes.texts, axes.title, axes._left_title]]
+        texts = [text.get_text() for axes in figure.axes for text in [axes.title, axes._left_title, *axes.texts]]
         texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
         said[:] = [text for text in texts if text]
         pyplot.close(figure)
@@ -58,11 +43,10 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_groups_whose_rewards_are_equal_are_marked(shown):
+def test_groups_whose_rewards_are_equal_are_marked(words):
     rows = [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [0.1 + 0.2, 0.3]]
     groups.groups({"one run": rows}, alt="three of four")
-    ((titles, texts, alt),) = shown
-    assert titles == ["one run\n3 of 4 groups silent"] and texts == ["="] * 3 and alt == "three of four"
+    assert words == ["one run\n3 of 4 groups silent", *["="] * 3]
 
 
 class Chain(torch.nn.Module):
@@ -83,7 +67,7 @@ class Chain(torch.nn.Module):
         return toys.SimpleNamespace(loss=self.lm_head(x).mean())
 
 
-def test_a_trace_ends_where_nothing_trainable_lies_before(shown):
+def test_a_trace_ends_where_nothing_trainable_lies_before(words):
     model = Chain()
     traced = autograd.trace(model, lambda: model(torch.tensor([0, 1])).loss.backward())
     assert traced == [
@@ -93,15 +77,9 @@ def test_a_trace_ends_where_nothing_trainable_lies_before(shown):
         ("norm", 0, 0, True),
         ("lm_head", 0, 0, True),
     ]
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     cut = [*traced[:2], ("layers.1", 0, 2, False), ("norm", 0, 0, False), ("lm_head", 0, 0, False)]
     autograd.chains({"sound": traced, "cut": cut}, alt="a sound chain and a cut one")
-    ((titles, texts, _),) = shown
-    assert titles == ["sound", "cut"] and texts.count("no graph") == 3 and "✓ 2 of 2" in texts and "✗ 0 of 2" in texts
-
-
-def test_a_hook_goes_also_where_the_pass_fails():
-    model = Chain()
+    assert {"sound", "cut", "✓ 2 of 2", "✗ 0 of 2"} <= set(words) and words.count("no graph") == 3
     with pytest.raises(IndexError):
         autograd.trace(model, lambda: model(torch.tensor([2])))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -115,46 +93,22 @@ def test_states_are_read_from_the_evidence_with_their_spread(words, capsys):
     assert {"broken", "repair: both", "healthy", "by hand, before (± 0.02)"} == set(words)
     broken, repaired, healthy = capsys.readouterr().out.splitlines()[2:]
     assert broken.endswith("below all of them") and repaired.endswith("among them") and healthy.endswith(")")
-
-
-def test_runs_of_one_case_are_told_apart_by_their_era(words, capsys):
-    case = "misalignment: as released"
-    cases = {"broken": (case, "trl-0.14-tf-4.52"), "healthy": (case, "trl-0.14")}
-    runs = curves.states("misalignment", cases, "two stacks")
+    case = "misalignment: as released"  # told apart by the era
+    runs = curves.states("misalignment", {"broken": (case, "trl-0.14-tf-4.52"), "healthy": (case, "trl-0.14")}, "two")
     assert max(runs["broken"].last) < 0.5 < min(runs["healthy"].last)
-    assert "below all of them" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("cases", [{"mended": "curve: broken"}, {"broken": "no such case"}])
-def test_a_state_that_is_none_or_has_no_run_is_refused(cases, words):
     with pytest.raises(ValueError, match="begins with no state"):
-        curves.states("rollout_curves", cases, "three states")
+        curves.states("rollout_curves", {"mended": "curve: broken"}, "three states")
 
 
-@pytest.mark.parametrize(
-    ("runs", "said"), [([1, 2], "below all of them"), ([1, 3], "among them"), ([6, 7], "above all of them")]
-)
-def test_a_run_counts_as_apart_only_where_no_seed_overlaps(runs, said):
-    assert curves.place(runs, [3, 5]) == said
-
-
-def test_a_toy_is_broken_as_it_says():
-    """The checkers of two exercises rest on it."""
-    sound, cut = toys.Toy(), toys.Toy(checkpointed=True)
-    for model in (sound, cut):
-        model().loss.backward()
-    assert sound.layer.weight.grad is not None and cut.layer.weight.grad is None
-    hooked = toys.Toy(frozen=True, hooked=True)
-    assert hooked().loss.requires_grad and not any(tensor.requires_grad for tensor in hooked.parameters())
-    assert not toys.Toy(frozen="rest", checkpointed=True)().loss.requires_grad
+def test_a_run_counts_as_apart_only_where_no_seed_overlaps():
+    places = [curves.place(runs, [3, 5]) for runs in ([1, 2], [1, 3], [6, 7])]
+    assert places == ["below all of them", "among them", "above all of them"]
 
 
 def test_a_run_s_blocks_are_split_by_what_allocated_them():
     """A block of the logits' own size is no slice's gradient if another operation made it."""
     blocks = [(9.0, "SliceBackward0"), (10.0, "SliceBackward0"), (10.0, "aten::linear"), (0.5, "small")]
     assert list(memory.split(blocks).values()) == [10.0, 9.0, 10.5]
-    other = memory.split([(3.0, "Optimizer.step#AdamW.step")] * 7)
-    assert list(other.values()) == [0, 0, 21.0]  # another moment was the peak
 
 
 def test_the_cache_s_steps_mark_what_is_in_neither(words):
@@ -175,7 +129,7 @@ def test_arrows_say_which_token_a_row_scores(words, rows, verdict):
 
 @pytest.mark.parametrize(
     ("weight", "step", "moves"),
-    [(0.05, 3e-5, False), (0.05, 4e-4, True), (0.003, 3e-5, True), (1.0, 0.003, False), (1.0, 0.005, True)],
+    [(0.05, 3e-5, False), (0.05, 4e-4, True), (1.0, 0.003, False)],
 )
 def test_a_weight_moves_if_the_sum_is_another_number(axes, weight, step, moves):
     assert rounding.number_line(axes, weight, step) is moves

@@ -4,8 +4,6 @@ A copy of the notebook has each of its code cells twice, and papermill runs it. 
 out, and the marked outputs are compared with the stored ones, as those of a plain run are.
 """
 
-import re
-
 import nbformat
 import pytest
 from tests.notebooks.test_notebooks import NAMES, compare
@@ -85,15 +83,3 @@ def test_a_cell_that_breaks_when_it_runs_twice_is_found(plant, tmp_path):
     """The patch that calls the global name calls itself at its second run. (The course's own patches pass, above.)"""
     result = run_twice(plant("00_global", PATCH, GLOBAL, "run()"), tmp_path)
     assert result.status == "FAIL" and "RecursionError" in result.reason, result.reason
-
-
-@pytest.mark.parametrize("notebook", course.notebooks(), ids=lambda each: each.name)
-def test_a_patch_does_not_call_a_global_that_it_replaces(notebook):
-    """In cells and diffs: `original = X.f` beside `X.f = ...` calls itself when the cell runs again."""
-    for cell in notebook.content.cells:
-        if "%%writefile" in cell.source:  # a process of its own runs it, once
-            continue
-        source = re.sub(r"^\+", "", cell.source, flags=re.MULTILINE)
-        kept = set(re.findall(r"^\w+ = (\w+(?:\.\w+)+)$", source, re.MULTILINE))
-        replaced = set(re.findall(r"^ *(\w+(?:\.\w+)+) = \w+$", source, re.MULTILINE))
-        assert not kept & replaced, f"{kept & replaced}: bind the original as a default argument"

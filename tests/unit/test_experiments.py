@@ -23,10 +23,8 @@ def evidence_folder(tmp_path, monkeypatch):
 
 def test_a_record_says_what_ran_where(evidence_folder):
     record = observe.record("F1", "broken", {"changed": 1, "loss": torch.tensor(0.5)}, case="frozen", seed=3)
-    observe.record("F1", "right_fix", {})
     (path,) = evidence_folder.glob("*.jsonl")
-    first, second = map(json.loads, path.read_text().splitlines())
-    assert first == record and second["state"] == "right_fix"
+    assert json.loads(path.read_text()) == record
     assert record["figures"] == {"changed": 1, "loss": 0.5}
     assert torch.__version__.startswith(record["versions"]["torch"])  # a wheel may leave its +cu130 out
     assert (record["tier"], record["seed"], record["source"]) == ("cpu", 3, "a test")
@@ -37,8 +35,8 @@ def test_a_record_says_what_ran_where(evidence_folder):
     ("cpuinfo", "expected"),
     [
         (
-            "processor\t: 0\nmodel name\t: Xeon 8481C\nflags\t\t: fpu avx2 avx512f amx_bf16 avx2x\n\nprocessor\t: 1\n",
-            "Xeon 8481C, avx2 avx512f amx_bf16",
+            "processor\t: 0\nmodel name\t: Xeon\nflags\t\t: fpu avx2 amx_bf16 avx2x\n\nprocessor\t: 1\n",
+            "Xeon, avx2 amx_bf16",
         ),
         ("processor\t: 0\nmodel name\t: Old\nflags\t\t: fpu sse2\n", "Old, none of avx2 "),
         ("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU part\t: 0xd40\n", ", asimd bf16"),
@@ -47,13 +45,6 @@ def test_a_record_says_what_ran_where(evidence_folder):
 def test_a_processor_is_named_with_its_instruction_sets(cpuinfo, expected):
     """One with bfloat16 instructions and one without round differently, and "x86_64 CPU" is what both are called."""
     assert expected in machine.processor(cpuinfo)
-
-
-def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):
-    monkeypatch.delenv("FAILURELAB_EVIDENCE", raising=False)
-    monkeypatch.chdir(tmp_path)
-    observe.record("F1", "broken", {})
-    assert not list(tmp_path.iterdir())
 
 
 def test_figures_that_json_cannot_hold(evidence_folder):
@@ -91,7 +82,7 @@ def test_peak_memory_is_that_of_the_tensors_of_the_step():
         observe.peak_memory(lambda: None, "mps")  # the CPU's profiler would see nothing, and say 0
 
 
-def test_the_blocks_at_the_peak_are_told_with_what_allocated_them(monkeypatch):
+def test_the_blocks_at_the_peak_are_told_with_what_allocated_them():
     """Of 4, 2 and 1 MiB the first two are held together; what has gone before the peak, or comes after it, is not."""
     held = torch.zeros(1 << 18)
 
@@ -106,19 +97,6 @@ def test_the_blocks_at_the_peak_are_told_with_what_allocated_them(monkeypatch):
 
     blocks = [(size >> 20, operation) for size, operation in memory.held_at_peak(step) if size > 4096]
     assert blocks == [(4, "aten::zeros"), (2, "aten::ones")]
-    monkeypatch.setattr(memory, "peak_memory", lambda step, device: 350)
-    assert memory.held_at_peak(step, "cuda:1") == [(350, "")]
-
-
-def test_of_two_slices_a_backward_pass_holds_two_gradients_as_large_as_what_they_cut():
-    """The tensor that was cut has gone by then, though its size is that of the first slice's gradient."""
-    weight = torch.ones(1, 1 << 18, requires_grad=True)  # 1 MiB
-
-    def step():
-        (torch.ones(8, 1) @ weight)[:-1][-2:].sum().backward()
-
-    blocks = [(size >> 20, operation) for size, operation in memory.held_at_peak(step) if size > 4096]
-    assert blocks[:2] == [(8, "SliceBackward0"), (7, "SliceBackward0")], blocks
 
 
 def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):
@@ -168,6 +146,7 @@ PASCAL = {
     "is_available": lambda: True,
     "get_device_capability": lambda: (6, 0),
     "get_device_name": lambda: "Tesla P100",
+    "get_arch_list": lambda: ["sm_75", "sm_90"],
 }
 
 
@@ -179,30 +158,25 @@ PASCAL = {
         (os.environ, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU. Next: unset it"),  # easily left in a shell
         (devices, {"driver": lambda: ""}, "no NVIDIA driver"),  # a container without the GPU passed to it
         (devices, {}, "finds no GPU (it says no more). Next: compare with nvidia-smi"),
-        # `is_available` is true there, and the first kernel fails
-        (
-            torch.cuda,
-            PASCAL | {"get_arch_list": lambda: ["sm_75", "sm_90"]},
-            "Tesla P100 (compute capability 6.0) cannot",
-        ),
+        (torch.cuda, PASCAL, "Tesla P100 (compute capability 6.0) cannot"),  # `is_available` is true there
     ],
 )
 def test_why_no_gpu_can_be_used(cuda_build, place, attributes, says):
     cuda_build.setattr(torch, "zeros", no_kernel)
     for name, value in attributes.items():
         cuda_build.setitem(place, name, value) if place is os.environ else cuda_build.setattr(place, name, value)
-    assert all(part in devices.gpu_problem() for part in (*says.split("..."), "Next: "))
+    assert all(part in devices.gpu_problem() for part in (says, "Next: "))
     with pytest.raises(devices.TierError, match="device cuda is asked for, and "):
         devices.resolve("cuda")
     assert devices.resolve("auto") == devices.resolve("cpu") == "cpu"
 
 
 def test_a_working_card_is_taken(card):
-    """`auto` and `cuda` mean it; a number that is not there is refused."""
-    assert devices.resolve("auto") == "cuda"
-    assert devices.resolve("cuda:0") == "cuda:0"
-    with pytest.raises(devices.TierError, match=r"sees 1 GPU"):
-        devices.resolve("cuda:1")
+    """`auto` and `cuda` mean it; a number that is not there is refused, and what is no device."""
+    assert (devices.resolve("auto"), devices.resolve("cuda:0")) == ("cuda", "cuda:0")
+    for device, said in (("cuda:1", "sees 1 GPU"), ("gpu", r"unknown device.* Next: give one of auto, cpu, cuda")):
+        with pytest.raises(devices.TierError, match=said):
+            devices.resolve(device)
 
 
 @pytest.mark.parametrize(("capability", "in_units"), [((7, 5), False), ((8, 0), True)])
@@ -217,12 +191,6 @@ def test_a_bfloat16_that_torch_emulates_is_told_from_one_in_units(card, capabili
     assert devices.describe("cuda")["bfloat16"] is in_units
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "tpu"])
-def test_another_word_is_refused(device):
-    with pytest.raises(devices.TierError, match=r"unknown device.* Next: give one of auto, cpu, cuda"):
-        devices.resolve(device)
-
-
 @pytest.mark.parametrize(("total", "step"), [(8, "--model tiny, or a larger card"), (80, "end what else runs on it")])
 def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
     card.setattr(torch.cuda, "mem_get_info", lambda *_: (4 * devices.GIB, total * devices.GIB))
@@ -235,27 +203,21 @@ def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
 # An expected failure says its reason; its absence, or another failure, is an error.
 
 
-def test_the_expected_failure_is_printed(capsys):
-    with expect_failure(RuntimeError, match="element 0"):
-        raise RuntimeError("element 0 of tensors does not require grad\nsecond line")
+def test_the_expected_failure_is_printed_and_another_outcome_is_an_error(capsys):
+    def end(raised):
+        with expect_failure(RuntimeError, match="element 0"):
+            if raised:
+                raise raised
+
+    end(RuntimeError("element 0 of tensors does not require grad\nsecond line"))
     assert capsys.readouterr().out == "RuntimeError: element 0 of tensors does not require grad (expected)\n"
-
-
-@pytest.mark.parametrize(
-    ("raised", "says"),
-    [
+    for raised, says in (
         (None, "nothing was raised"),  # a failure that has gone away must not pass unseen
         (NameError("trainr"), "NameError was raised"),  # a typing error in the cell
         (RuntimeError("out of memory"), "another reason"),
-    ],
-)
-def test_another_outcome_is_an_error(raised, says):
-    with pytest.raises(UnexpectedOutcome, match=says) as seen, expect_failure(RuntimeError, match="element 0"):
-        if raised:
-            raise raised
-    assert seen.value.__cause__ is raised
-
-
-def test_an_interrupt_passes_through():
-    with pytest.raises(KeyboardInterrupt), expect_failure(RuntimeError):
-        raise KeyboardInterrupt
+    ):
+        with pytest.raises(UnexpectedOutcome, match=says) as seen:
+            end(raised)
+        assert seen.value.__cause__ is raised
+    with pytest.raises(KeyboardInterrupt):
+        end(KeyboardInterrupt())

@@ -14,6 +14,7 @@ import torch
 from packaging.version import Version
 from second_engine import SecondEngine
 from small import lora_config, said
+from steps import online_dpo
 
 from failurelab import guards, mismatch
 from failurelab_course.experiments import models, trainers, vllm_stand_in
@@ -273,10 +274,9 @@ def test_logits_of_another_pass_are_not_those_of_the_scores(first):
     assert notices == []
 
 
-def test_online_dpo_is_not_accused():
+def test_online_dpo_is_not_accused(tmp_path):
     """It draws at 0.9 and scores at 1, in each release."""
-    model, tokenizer = models.load("tiny")
-    trainer = trainers.online_dpo(model, tokenizer, steps=2, prompts_per_step=4, temperature=0.7, rows=models.rows())
+    trainer = online_dpo(*models.load("tiny"), tmp_path, max_steps=2, temperature=0.7)
     guard = guards.EngineMismatchGuard(trainer, "stop")
     trainer.add_callback(guard)
     trainer.train()

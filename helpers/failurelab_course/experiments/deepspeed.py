@@ -17,7 +17,6 @@ lock that is a file: where a builder was killed, every later process would wait 
 
 import atexit
 import contextlib
-import errno
 import hashlib
 import importlib
 import importlib.util
@@ -26,7 +25,6 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -182,30 +180,7 @@ def launched() -> bool:
             "nobody starts. Next: unset what is set, or start this script with accelerate launch or torchrun, which "
             "set all five."
         )
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
-        if not os.environ[name].isdigit():
-            raise EngineError(f"{name}={os.environ[name]!r} is no number. Next: unset it, or use a launcher.")
     return True
-
-
-def check_port(port: int) -> None:
-    """Find a port that is taken, which processes would else wait on.
-
-    Raises:
-        EngineError: another process listens on it.
-    """
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: one that was just left is free
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise EngineError(
-                f"port {port} is taken by another process, so this run's processes cannot meet there. Next: leave "
-                "MASTER_PORT unset and a free one is chosen, or with a launcher give --main_process_port "
-                "(accelerate) or --master_port (torchrun)."
-            ) from error
 
 
 @contextlib.contextmanager
@@ -218,8 +193,7 @@ def one_process(stage: int = 3, **options: Any) -> Iterator[dict[str, Any]]:
     once.
 
     Raises:
-        EngineError: whatever `check`, `check_config`, `check_port` and `launched` find; or this process was started as
-            one of several.
+        EngineError: whatever `check`, `check_config` and `launched` find; or this process is one of several.
     """
     settings = config(stage, **options)
     if launched() and os.environ["WORLD_SIZE"] != "1":
@@ -240,7 +214,7 @@ def ready() -> Iterator[None]:
     The script then runs without a changed line alone, with `accelerate launch` or torchrun, and on several nodes.
 
     Raises:
-        EngineError: as for `one_process`; under a launcher, of the port only what the launcher itself says.
+        EngineError: as for `one_process`.
     """
     if launched():
         os.environ.update(_surroundings())
@@ -282,11 +256,8 @@ def _alone() -> Iterator[None]:
     check()
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     if not torch.distributed.is_initialized():
-        port = os.environ.get("MASTER_PORT") or "0"  # torch listens on any free one, so no other process can take it
-        if not port.isdigit():
-            raise EngineError(f"MASTER_PORT={port!r} is no number. Next: unset it, and a free port is chosen.")
-        check_port(int(port))
-        variables["MASTER_PORT"] = port
+        # 0: torch listens on any free one, so no other process can take it
+        variables["MASTER_PORT"] = os.environ.get("MASTER_PORT") or "0"
     with mock.patch.dict(os.environ, variables | _surroundings()):  # with accelerate's own, all put back at the end
         _forget()
         try:

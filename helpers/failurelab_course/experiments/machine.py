@@ -81,6 +81,11 @@ def _asked(device: str) -> dict[str, Any]:
     raise TierError(re.sub(r"^[\w.]*TierError: ", "", last))
 
 
+def visible_gpus() -> list[str]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, in order; nothing where it is not set, or hides all."""
+    return [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+
+
 def two_gpus(device: str) -> str:
     """Return the GPUs that two processes take, as CUDA_VISIBLE_DEVICES names them: for scripts that torchrun starts.
 
@@ -92,8 +97,7 @@ def two_gpus(device: str) -> str:
     code = "import torch\nfor number in (0, 1):\n    torch.zeros(1, device=f'cuda:{number}').add_(1).item()"
     if subprocess.run([sys.executable, "-c", code], capture_output=True).returncode:
         return ""
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return ",".join(seen[:2] or ["0", "1"])
+    return ",".join(visible_gpus()[:2] or ["0", "1"])
 
 
 def processor(cpuinfo: str = "") -> str:

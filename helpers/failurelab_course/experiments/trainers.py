@@ -14,14 +14,11 @@ Upstream: https://github.com/huggingface/trl/pull/2776 (batch size counts comple
 
 import dataclasses
 import importlib.metadata
-import inspect
 import os
-import re
 import shutil
 import tempfile
-import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -130,61 +127,6 @@ def grpo(
         reward_funcs=reward or models.reward,
         peft_config=peft_config,
         callbacks=[_Seeded(seed), *callbacks],
-    )
-
-
-def online_dpo(
-    model: transformers.PreTrainedModel,
-    tokenizer: transformers.PreTrainedTokenizerBase,
-    *,
-    steps: int,
-    seed: int = 0,
-    peft_config: Any = None,
-    prompts_per_step: int = 32,
-    learning_rate: float | None = None,
-    rows: Any = None,
-    **config: Any,
-) -> Any:
-    """Return an OnlineDPOTrainer on the sums that has not started, with the same work per step in every release.
-
-    Two completions of each prompt are compared, the right one is preferred, the first if they are equally good. trl
-    0.14 has this from a judge, 1.x from a reward function; the share of right completions is logged as `reward`.
-    Arguments and errors are those of `grpo`; `rows` must be sums, in either form. OnlineDPOTrainer of trl 0.14 and 0.15
-    cannot train with transformers 4.52, whose Trainer passes it an argument that it does not take.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # says that the trainer is experimental, as its module's name does
-            from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
-    except ImportError:
-        from trl import OnlineDPOConfig, OnlineDPOTrainer
-
-    scores = _Scores()
-    preference = (
-        {"judge": _SumJudge(scores)}
-        if "judge" in inspect.signature(OnlineDPOTrainer.__init__).parameters
-        else {"reward_funcs": scores.reward}
-    )
-    options = _common(model, steps, seed, rate(model, 3e-4) if learning_rate is None else learning_rate) | {
-        "per_device_train_batch_size": prompts_per_step,
-        "max_new_tokens": 4,
-        "max_length": 64,
-        "beta": 0.1,
-        "loss_type": "sigmoid",
-        **{key: IMPLIED[key] for key in ("top_k", "top_p", "gradient_checkpointing_kwargs")},
-        **config,
-    }
-    return _make_trainer(
-        OnlineDPOTrainer,
-        OnlineDPOConfig,
-        options,
-        None,
-        tokenizer,
-        rows,
-        model=model,
-        peft_config=peft_config,
-        callbacks=[_Seeded(seed), scores],
-        **preference,
     )
 
 
@@ -299,38 +241,3 @@ class _Seeded(transformers.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         transformers.set_seed(self.seed)
-
-
-class _Scores(transformers.TrainerCallback):
-    """Keeps the rewards of the completions that were compared, and adds their mean to each logged row."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def reward(self, completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-        rewards = models.reward(completions, answer)
-        self.seen += rewards
-        return rewards
-
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.seen and state.log_history:
-            state.log_history[-1]["reward"] = sum(self.seen) / len(self.seen)
-            self.seen.clear()
-
-
-class _SumJudge:
-    """A judge, as OnlineDPOTrainer of trl before 0.24 wants one, that knows how to add."""
-
-    def __init__(self, scores: _Scores) -> None:
-        self.scores = scores
-
-    def judge(self, prompts: Sequence[str], completions: Iterable[Sequence[str]], shuffle_order: bool = True) -> list:
-        """Return for each prompt the index of the better of two completions, 0 if they are equally good."""
-        better = []
-        for prompt, pair in zip(prompts, completions):
-            first, second = re.findall(r"\d+", prompt)[-2:]
-            # Messages come rendered as "Assistant: 7", by the trainer's own plain template.
-            texts = [text.removeprefix("Assistant:").strip() for text in pair]
-            scores = self.scores.reward(texts, [str(int(first) + int(second))] * 2)
-            better.append(int(scores[1] > scores[0]))
-        return better

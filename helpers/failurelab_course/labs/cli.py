@@ -1,16 +1,13 @@
 """The command `failurelab lab`; in a notebook's cell it is the magic `%lab`."""
 
 import contextlib
-import json
 import pathlib
 import sys
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -34,15 +31,13 @@ OneName = Annotated[str, typer.Argument(help="Number or name.")]
 Device = Annotated[
     str, typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU where there is one, for the labs that use one.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
 def list_labs() -> None:
     """List the labs, a line each, and how far you are."""
     state = lab_state.read(lab_state.default_path())
-    all_labs = labs.find()
-    rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
+    rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in labs.find()]
 
     def print_line(number: str, title: str, given: str, minutes: str, era: str, state: str, style: str = "") -> None:
         title = title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…"
@@ -55,9 +50,8 @@ def list_labs() -> None:
         # which notebooks a lab belongs to says what is wrong in it
         about = dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures if progress.solved)
         read = f", see {' '.join(filter(None, about))}" if any(about) else ""
-        state_text = progress.words + read + hints
         style = "green" if progress.solved else ""
-        print_line(lab.number, lab.title, lab.given, str(lab.minutes), lab.era, state_text, style)
+        print_line(lab.number, lab.title, lab.given, str(lab.minutes), lab.era, progress.words + read + hints, style)
     solved = sum(bool(progress.solved) for _, progress in rows)
     for given, words in lab_files.GIVEN.items():
         console.print(f"given {given}: {words}", style="dim")
@@ -77,28 +71,23 @@ def check(name: Name = None, device: Device = "cpu") -> None:
     device = labs.resolved(device, lab)
     where = "" if device == "cpu" else f" on {device}"
     task = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
-    with _progress(task):
+    task += "; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes"
+    if not console.is_interactive:  # where a line cannot be drawn again
+        console.out(task)
+    with console.status(task) if console.is_interactive else contextlib.nullcontext():
         row = lab_work.keep_result(lab, labs.check(lab, device=device))
     _show(lab, row)
     raise typer.Exit(outcomes.exit_status([row.result]))
 
 
 @app.command()
-def hint(
-    name: Name = None, again: Annotated[bool, typer.Option("--again", help="Those that you have read.")] = False
-) -> None:
-    """Show the next hint; there are three, each says more."""
-    lab = _lab(name or (_last_touched() if again else None))
-    shown = lab_work.hint(lab, again=again)
-    if len(shown) == len(lab.hints) and not again:
-        console.print(f"Lab {lab.number} is solved: here are all its hints; none is counted.", style="dim")
-    if [number for number, _ in shown] == [1]:
-        console.print(" ".join(lab.symptom.split()), style="italic")
-    for number, text in shown:
+def hint(name: Name = None) -> None:
+    """Show the next hint, below those that you have read; there are three, each says more."""
+    lab = _lab(name)
+    console.print(" ".join(lab.symptom.split()), style="italic")
+    for number, text in enumerate(lab_work.hint(lab), start=1):
         console.print(f"Hint {number} of {len(lab.hints)} for lab {lab.number}", style="bold")
         console.print(Markdown(text))
-    if not shown:
-        console.print(f"No hint for lab {lab.number} was read yet. Next: failurelab lab hint {lab.number}")
 
 
 @app.command()
@@ -138,54 +127,29 @@ def reset(name: OneName) -> None:
 @app.command()
 def report(
     paths: Annotated[list[pathlib.Path], typer.Argument(help="Learners' labs.json files, or folders of them.")],
-    as_json: Json = False,
 ) -> None:
     """Merge learners' state files: who solved what, with how many hints and wrong fixes, in how many minutes."""
     merged = lab_report.merge(paths)
-    if as_json:
-        print(json.dumps(merged.to_json(), indent=1))
-    else:
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for head in ("lab", "solved", "hints: learners", "checks", "minutes", "wrong fixes: learners"):
-            table.add_column(head, overflow="fold")
-        touched = [lab for lab in merged.labs if lab.learners]
-        for lab in touched:
-            hints = "\n".join(f"{count}: {learners}" for count, learners in lab.hints.items()) or "-"
-            tried = "\n".join(f"{fix}: {count}" for fix, count in lab.wrong_fixes.items()) or "-"
-            medians = ["-" if value is None else f"{value:g}" for value in (lab.checks, lab.minutes)]
-            seen = f"\n{lab.with_solution} saw solution" if lab.with_solution else ""
-            table.add_row(lab.lab, f"{lab.solved} of {lab.learners}{seen}", hints, *medians, tried)
-        if touched:
-            console.print(table)
-        console.print(f"{merged.files} learners; {len(merged.labs) - len(touched)} labs were touched by none of them.")
-        console.print("Hints, checks and minutes are of those who solved the lab; checks and minutes are medians.")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("lab", "solved", "hints: learners", "checks", "minutes", "wrong fixes: learners"):
+        table.add_column(head, overflow="fold")
+    for lab in merged.labs:
+        hints = "\n".join(f"{count}: {learners}" for count, learners in lab.hints.items()) or "-"
+        tried = "\n".join(f"{fix}: {count}" for fix, count in lab.wrong_fixes.items()) or "-"
+        medians = ["-" if value is None else f"{value:g}" for value in (lab.checks, lab.minutes)]
+        seen = f"\n{lab.with_solution} saw solution" if lab.with_solution else ""
+        table.add_row(lab.lab, f"{lab.solved} of {lab.learners}{seen}", hints, *medians, tried)
+    console.print(table)
+    console.print(f"{merged.files} learners; labs that none of them touched are left out.")
+    console.print("Hints, checks and minutes are of those who solved the lab; checks and minutes are medians.")
     for reason in merged.left_out:
         print(f"LEFT OUT {reason}", file=sys.stderr)
     raise typer.Exit(1 if merged.left_out else 0)
 
 
-@contextlib.contextmanager
-def _progress(task: str) -> Iterator[None]:
-    """Say what runs; in a terminal with the seconds that it has taken so far, until it is done."""
-    if not console.is_interactive:
-        console.out(f"{task}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(task, total=None)
-        yield
-
-
 def _print_path(text: str, path: pathlib.Path) -> None:
     """Print a path as it is seen from the course's folder, unbroken, so that it can be copied."""
     console.print(Text(f"{text}{path.relative_to(eras.root())}"), soft_wrap=True)
-
-
-def _last_touched() -> str | None:
-    """Return the lab on which something was last begun, or None."""
-    state = lab_state.read(lab_state.default_path())
-    return max((name for name in state if state[name].started), key=lambda name: state[name].started, default=None)
 
 
 def _lab(name: str | None) -> labs.Lab:

@@ -96,17 +96,13 @@ def code_parts(source: str) -> collections.Counter[str]:
     return parts
 
 
-def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:
-    """Return the next hint with its number; all that were read with `again`, and all when the lab is solved.
-
-    A hint counts when it is read before the lab is solved. When none is left, the last is given again.
-    """
-    known = lab_state.read(lab_state.default_path()).get(lab.name, lab_state.Progress())
-    if known.solved or again:  # reading again is no step: nothing is written
-        return list(enumerate(lab.hints if known.solved else lab.hints[: known.hints], start=1))
+def hint(lab: Lab) -> tuple[str, ...]:
+    """Return the hints that were read and the next one; all, of which none is counted, when the lab is solved."""
     with lab_state.change(lab.name) as progress:
+        if progress.solved:
+            return lab.hints
         progress.hints = min(progress.hints + 1, len(lab.hints))
-        return [(progress.hints, lab.hints[progress.hints - 1])]
+        return lab.hints[: progress.hints]
 
 
 def solution(lab: Lab, *, asked: bool = False) -> str:

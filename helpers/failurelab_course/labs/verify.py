@@ -291,11 +291,6 @@ def _decide_declared(declared: Broken, row: ScriptOutcome, wrong: str, refused: 
     return PASS, f"fails as declared: {wrong}. {declared.reason}"
 
 
-def exit_status(matrix: Iterable[ScriptOutcome]) -> int:
-    """Return 1 if a row failed; else 3 if the environment broke one, or if no script passed at all; else 0."""
-    return outcomes.exit_status(row.result for row in matrix)
-
-
 def summary(matrix: Iterable[ScriptOutcome]) -> str:
     """Return one line with its denominators: `3 labs: 12 of 14 PASS, 1 FAIL, 1 NOT RUN`."""
     matrix = list(matrix)
@@ -310,7 +305,7 @@ def to_json(matrix: Iterable[ScriptOutcome]) -> dict[str, Any]:
     return {
         "schema": 1,
         "summary": summary(matrix),
-        "exit_status": exit_status(matrix),
+        "exit_status": outcomes.exit_status(row.result for row in matrix),
         "rows": [
             # what was measured is called figures there, as in the files under evidence/
             {"figures" if key == "metrics" else key: _as_json(value) for key, value in dataclasses.asdict(row).items()}

@@ -120,18 +120,16 @@ def _only(device: str) -> str:
     if device == "cpu":  # else DeepSpeed, bitsandbytes and accelerate would take the GPU by themselves
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return device
-    number = str(device).removeprefix("cuda").removeprefix(":")
-    if device != "auto" and not (str(device).startswith("cuda") and (not number or number.isdigit())):
-        return device
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    place = int(number) if number.isdigit() else 0
+    from failurelab_course.experiments import machine
+
+    number, visible = machine.read_device(str(device)), machine.visible_gpus()
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
-    elif place < len(visible):
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[place]
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(number)
+    elif number < len(visible):
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[number]
     else:
         return device  # hidden, or not so many: said by devices.resolve
-    return "cuda" if number else device
+    return device if device == "auto" else "cuda"
 
 
 def not_run(reason: str) -> None:

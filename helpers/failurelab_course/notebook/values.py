@@ -86,39 +86,28 @@ def pack(values: Mapping[str, Any]) -> str:
         NotSendable: a value, or something within it, is no number, string, boolean, None, list or dictionary of these.
     """
     for name, value in values.items():
-        _check(name, value, ())
+        try:
+            json.dumps(value)  # first: what contains itself ends here
+        except (TypeError, ValueError, RecursionError) as error:
+            step = "Next: carry the numbers, strings or lists that you need of it, such as x.tolist() or list(x)."
+            raise NotSendable(f"{name} cannot be carried by JSON: {error}. {step}") from None
+        _check_keys(name, value)
     return json.dumps(dict(values))
 
 
-def _check(path: str, value: Any, within: tuple[int, ...]) -> None:
-    if value is None or isinstance(value, str | int | float):
-        return
-    if id(value) in within:
-        raise NotSendable(f"{path} contains itself, which JSON cannot carry.")
-    if isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            _check(f"{path}[{index}]", part, (*within, id(value)))
-    elif isinstance(value, dict):
+def _check_keys(path: str, value: Any) -> None:
+    """Refuse keys that JSON would turn into strings."""
+    if isinstance(value, dict):
         for key, part in value.items():
             if not isinstance(key, str):
                 raise NotSendable(
                     f"{path} is a dict with a key of type {type(key).__name__} ({key!r}), and JSON's keys are strings. "
                     f"Next: convert the keys with str(), or carry list({path}.items())."
                 )
-            _check(f"{path}[{key!r}]", part, (*within, id(value)))
-    else:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise NotSendable(f"{path} is a {kind}, which JSON cannot carry. Next: {_advice(path, value)}.")
-
-
-def _advice(path: str, value: Any) -> str:
-    if hasattr(value, "tolist"):
-        return f"carry {path}.tolist()"
-    if isinstance(value, set | frozenset | range) or type(value).__name__.startswith("dict_"):
-        return f"carry list({path})"
-    if isinstance(value, os.PathLike):
-        return f"carry str({path})"
-    return "carry the numbers, strings or lists that you need of it"
+            _check_keys(f"{path}[{key!r}]", part)
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            _check_keys(f"{path}[{index}]", part)
 
 
 def load(text: str) -> None:

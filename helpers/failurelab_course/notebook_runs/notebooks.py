@@ -1,9 +1,9 @@
-"""The notebooks of the course: found by their names, and what each may be given to run with."""
+"""The notebooks of the course, found by their names."""
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from failurelab.errors import FailureLabError
@@ -29,12 +29,6 @@ class Notebook:
         """Its name, such as `00_start_here`."""
         return self.path.stem
 
-    @property
-    def aliases(self) -> set[str]:
-        """What it may be called: `0`, `00`, `start_here`, `00_start_here` and this with `.ipynb` are the same one."""
-        number, _, title = self.name.partition("_")
-        return {self.name, self.path.name, number, number.removeprefix("0"), title} - {""}
-
     @functools.cached_property
     def content(self) -> Any:
         """The parsed notebook.
@@ -52,34 +46,6 @@ class Notebook:
         """Its code cells, empty ones left out."""
         return [cell for cell in self.content.cells if cell.cell_type == "code" and cell.source.strip()]
 
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what to inject. A standard parameter at its default may be undeclared; any other must be declared.
-
-        Raises:
-            CourseError: a parameter is not declared, or its value has another type than the default.
-        """
-        try:
-            declared, chosen = stored.declared_parameters(self.content), {}
-        except (SyntaxError, ValueError) as error:
-            raise CourseError(f"notebook {self.name}: its parameters cell is no list of literals: {error}") from error
-        for name, value in given.items():
-            kind = type(declared.get(name))
-            if name not in declared:
-                if (name, value) not in DEFAULTS.items():
-                    raise CourseError(
-                        f"notebook {self.name} has no parameter {name!r}; it declares {', '.join(declared) or 'none'}"
-                    )
-            elif declared[name] is None or type(value) is kind:
-                chosen[name] = value
-            elif (kind, type(value)) in ((float, int), (str, int), (str, float), (str, bool)):
-                chosen[name] = kind(value)
-            else:
-                raise CourseError(
-                    f"notebook {self.name}: parameter {name} is of type {kind.__name__} (default {declared[name]!r}), "
-                    f"and {value!r} was given"
-                )
-        return chosen
-
 
 def notebooks(folder: pathlib.Path | None = None) -> list[Notebook]:
     """Return all notebooks of the course, or of another folder, in their order.
@@ -95,17 +61,17 @@ def notebooks(folder: pathlib.Path | None = None) -> list[Notebook]:
 
 
 def find(names: Iterable[str] = (), folder: pathlib.Path | None = None) -> list[Notebook]:
-    """Return the notebooks of these names (see `Notebook.aliases`), each once; all without a name.
+    """Return the notebooks of these names or numbers (`1`, `01` or `01_requires_grad_warning`); all without a name.
 
     Raises:
-        CourseError: a name is unknown (the message lists the known ones), or two notebooks have it.
+        CourseError: a name is unknown; the message lists the known ones.
     """
     every = notebooks(folder)
-    chosen: list[Notebook] = []
-    for name in names:
-        same = [notebook for notebook in every if name in notebook.aliases]
-        if len(same) != 1:
-            many = f"{name!r} names {len(same)} notebooks" if same else f"unknown notebook {name!r}"
-            raise CourseError(f"{many}: the notebooks are {', '.join(notebook.name for notebook in every)}")
-        chosen += [notebook for notebook in same if notebook not in chosen]
-    return chosen or every
+    chosen = []
+    for asked in names:
+        fits = [each for each in every if asked in (each.name, each.path.name) or asked.zfill(2) == each.name[:2]]
+        if not fits:
+            known = ", ".join(notebook.name for notebook in every)
+            raise CourseError(f"unknown notebook {asked!r}: the notebooks are {known}")
+        chosen += fits
+    return list(dict.fromkeys(chosen)) or every

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -276,7 +276,6 @@ def run(
     *,
     device: str = "cpu",
     model: str = "tiny",
-    parameters: Mapping[str, Any] | None = None,
     seed: int = 0,
     folder: pathlib.Path | None = None,
     jobs: int = 2,
@@ -289,7 +288,6 @@ def run(
         names: numbers or names; all when none is given.
         device: `auto`, `cpu`, `cuda` or `cuda:N`; what it means here is given to every notebook.
         model: a name that `models.load` knows.
-        parameters: further parameters; every notebook named must declare them.
         seed: the seed given to every notebook.
         folder: where the notebooks are, if not in the course.
         jobs: how many run at the same time.
@@ -297,24 +295,22 @@ def run(
         time_limit: seconds that one notebook may take, over which its kernel and all that this started are ended.
 
     Raises:
-        CourseError: an unknown name or parameter, or an impossible number; nothing was started.
+        CourseError: an unknown name, or an impossible number; nothing was started.
         TierError: the device cannot be used here; nothing was started.
         KeyboardInterrupt: after all that was started was ended and what is known was written.
     """
     model_folder = pathlib.Path(model).expanduser()
     if model_folder.is_dir() and model not in ("tiny", "random-0.5b"):
         model = str(model_folder.resolve())  # for a notebook runs in its own folder
-    given = {"device": device, "model": model, "seed": seed, **(parameters or {})}
     chosen = find(names, folder)
     described = machine.describe(device)
-    given["device"] = described["device"]
-    work = [(notebook, notebook.parameters(given)) for notebook in chosen]
+    given = {"device": described["device"], "model": model, "seed": seed}
     if jobs < 1 or time_limit <= 0:
         raise CourseError(f"jobs must be at least 1 and the time limit above 0, not {jobs} and {time_limit}")
     out = out.resolve() if out else _new_folder()
-    make_folder(out, "--out")
     ran_on, mark = machine.line(described), uuid.uuid4().hex
-    runs = [NotebookRun(*each, out, f"{mark}.{number}.") for number, each in enumerate(work)]
+    runs = [NotebookRun(each, given, out, f"{mark}.{number}.") for number, each in enumerate(chosen)]
+    make_folder(out, "--out")
     interrupted = False
     try:
         _execute(runs, jobs, time_limit, ran_on, mark)
@@ -325,7 +321,7 @@ def run(
         "schema": 1,
         "ran_on": described,
         "summary": outcomes.summary(result.status for result in results),
-        "exit_status": exit_status(results),
+        "exit_status": outcomes.exit_status(result.status for result in results),
         "results": [dataclasses.asdict(result) for result in results],
     }
     state_file.write(out / "results.json", json.dumps(kept, indent=1, default=str) + "\n")
@@ -385,11 +381,6 @@ def _new_folder() -> pathlib.Path:
     link.symlink_to(folder.name)
     link.replace(top / "latest")
     return folder
-
-
-def exit_status(results: Iterable[NotebookResult]) -> int:
-    """Return 1 if any notebook failed; else 3 if the environment broke one, or if none passed at all; else 0."""
-    return outcomes.exit_status(result.status for result in results)
 
 
 def _report(results: list[NotebookResult], out: pathlib.Path, ran_on: str) -> None:

@@ -167,8 +167,8 @@ def _instruments(answer: Answer, width: int, say: Say) -> Iterator[str]:
         if said:
             yield from _wrap(f"{say(instrument):<16}{'; '.join(said)}", width, "", " " * 16)
     left = ", ".join(failure.id for failure in failures.all() if failure.id not in looked)
-    said = say("Not looked at: {}later steps, another device, launch or data.", f"{left}; " * bool(left))
-    yield from _wrap(said, width, "")
+    unseen = say("Not looked at: {}later steps, another device, launch or data.", f"{left}; " * bool(left))
+    yield from _wrap(unseen, width, "")
 
 
 def _details(answer: Answer, width: int, language: str) -> Iterator[str]:

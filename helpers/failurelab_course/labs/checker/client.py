@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from failurelab_course import eras, state_file
+from failurelab_course.experiments import machine
 from failurelab_course.labs.checker import server as check_server
 
 # Seconds for the imports of a stack: 5 to 20 on two idle cores, more on a busy machine or the first time.
@@ -39,8 +40,7 @@ class EnvironmentBroken(Exception):
 
 def one_gpu(device: str) -> str:
     """Return the CUDA_VISIBLE_DEVICES that shows `cuda:N` alone: the N-th that this process may see."""
-    number = int(device.partition(":")[2] or 0)
-    named = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    number, named = machine.read_device(device), machine.visible_gpus()
     return named[number] if named else str(number)
 
 

@@ -20,16 +20,15 @@ WORDS = {
 }
 
 
-def timeline(axes: Any, lines: Iterable[tuple[int, str, str]], title: str, steps: tuple[int, ...] = (1, 2)) -> None:
-    """Draw the calls from left to right, above a bar that says what the engine holds from each on.
+def timeline(axes: Any, lines: Iterable[tuple[int, str, str]], title: str) -> None:
+    """Draw the calls of the first two steps from left to right, above a bar: what the engine holds from each on.
 
     Args:
         axes: matplotlib's.
         lines: optimizer steps taken, call, and what the engine then holds, as `vllm_stand_in.record_calls` notes them.
         title: of the picture.
-        steps: those that are drawn.
     """
-    shown = [line for line in lines if line[0] in steps]
+    shown = [line for line in lines if line[0] in (1, 2)]
     for place, (step, call, holds) in enumerate(shown):
         words, ground, hatch = HELD[holds]
         axes.barh(0, 1, left=place, height=0.8, color=ground, edgecolor="white", hatch=hatch, linewidth=0)

@@ -21,13 +21,12 @@ _PLACES = {"log-probs": (-0.27, 0.22, 0.72), "weights": (-0.17, -0.24, -0.62)}
 BROKEN, DEAR, SOUND = "#a3260d", "#8a6100", "#444444"
 
 
-def loop(broken: str | Mapping[str, str] = (), alt: str = "", *, dear: bool = False, before: str = "") -> None:
+def loop(broken: Mapping[str, str] | None = None, *, dear: bool = False, before: str = "") -> None:
     """Show the loop, with the arrows that are broken marked.
 
     Args:
-        broken: the name of an arrow (`ARROWS`), or of several with a few words for each, such as
+        broken: names of arrows (`ARROWS`) with a few words for each, such as
             `{"completions": "drawn without the prompt"}`.
-        alt: a sentence for those who do not see it; made from the others if empty.
         dear: what the arrows carry is right, and costs too much: another colour, and no ✗.
         before: what is broken before the first rollout, such as `load: on another GPU`.
 
@@ -37,7 +36,8 @@ def loop(broken: str | Mapping[str, str] = (), alt: str = "", *, dear: bool = Fa
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8.5, 2.4))
-    marked = draw(axes, broken, dear=dear)
+    marked = dict(broken or {})
+    draw(axes, marked, dear=dear)
     if before:
         axes.set_xlim(-1.6, 4.5)
         box = {"boxstyle": "round,pad=0.4", "facecolor": "#fbe9e5", "edgecolor": BROKEN}
@@ -45,21 +45,18 @@ def loop(broken: str | Mapping[str, str] = (), alt: str = "", *, dear: bool = Fa
         arrow = {"arrowstyle": "-|>", "color": BROKEN, "lw": 2.4, "linestyle": "--"}
         axes.annotate("", xy=(-0.36, 0), xytext=(-0.85, 0), arrowprops=arrow)
         axes.text(-1.5, 1.4, f"✗ {before}", ha="left", va="top", fontsize=9.5, color=BROKEN, fontweight="bold")
-    words = [f"{name} {note}".strip() for name, note in marked.items()] + [before] * bool(before)
+    words = [f"{name} {note}" for name, note in marked.items()] + [before] * bool(before)
     healthy = "The loop of GRPO: rollout, score, advantage, gradient, update, and back to the rollout"
     what = "expensive" if dear else "broken"
-    notebook.show(figure, alt or (f"{healthy}; {what} here: {', '.join(words)}" if words else healthy))
+    notebook.show(figure, f"{healthy}; {what} here: {', '.join(words)}" if words else healthy)
 
 
-def draw(
-    axes: Any, broken: str | Mapping[str, str] = (), ids: Mapping[str, str] | None = None, dear: bool = False
-) -> dict[str, str]:
-    """Draw the loop into matplotlib axes, with `ids` beside the arrows; return the broken arrows with their words.
+def draw(axes: Any, marked: Mapping[str, str], ids: Mapping[str, str] | None = None, dear: bool = False) -> None:
+    """Draw the loop into matplotlib axes, with `ids` beside the arrows and words to those that are `marked`.
 
     Raises:
         ValueError: an arrow's name is unknown.
     """
-    marked = {broken: ""} if isinstance(broken, str) else dict(broken)
     if unknown := [name for name in marked if name not in ARROWS]:
         raise ValueError(f"no arrow of the loop is called {', '.join(unknown)}: they are {', '.join(ARROWS)}")
     axes.set(xlim=(-0.5, 4.5), ylim=(-1.25, 1.45))
@@ -73,12 +70,11 @@ def draw(
         middle, (_, _, height) = (STAGES.index(start) + STAGES.index(end)) / 2, _PLACES.get(name, _STRAIGHT)
         beneath = height - 0.17 if abs(height) > 0.5 else -0.2
         axes.text(middle, beneath, (ids or {}).get(name, ""), ha="center", va="center", fontsize=8, color=BROKEN)
-    told = [f"{'' if dear else '✗ '}{name}: {note}" for name, note in marked.items() if note]
+    told = [f"{'' if dear else '✗ '}{name}: {note}" for name, note in marked.items()]
     axes.text(
         -0.45, 1.4, "\n".join(told), ha="left", va="top", fontsize=9.5, color=DEAR if dear else BROKEN,
         fontweight="bold",
     )  # fmt: skip
-    return marked
 
 
 def _draw_arrow(axes: Any, name: str, start: int, end: int, color: str) -> None:

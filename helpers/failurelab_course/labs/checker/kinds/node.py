@@ -33,7 +33,7 @@ from failurelab.simulate import loads
 from failurelab.simulate import node as simulated_node
 from failurelab.simulate.cuda import Cuda
 from failurelab_course.labs.checker.base import CheckRun, Refused, import_script
-from failurelab_course.labs.checker.kinds.placement import count_elsewhere, count_loaded, loading
+from failurelab_course.labs.checker.kinds.placement import count_elsewhere, count_loaded, is_refused, loading
 from failurelab_course.labs.metrics import NODE, PLACEMENT
 
 GPUS = 2
@@ -134,11 +134,7 @@ def _judge(model: Any, config: Any, rank: int, run: CheckRun) -> None:
         copies = _replicas(wrapped)
     else:
         copies = [(model, home)]
-        try:
-            trainer.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
-        except ValueError as error:
-            metrics["ranks_refused"] += 1
-            metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
+        metrics["ranks_refused"] += is_refused(trainer.accelerator, model, metrics)
     metrics["copies"] += len(copies)
     metrics["devices_used"] = max(metrics["devices_used"], used, len(copies))
     for copy, device in copies:
@@ -167,7 +163,13 @@ def _refused(layer: nn.Module, rows: int) -> str:
 
 def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
     """Return DataParallel's copies and their devices, made by torch's `replicate` of fake tensors."""
-    with _copies_are_fake():
+
+    def broadcast(tensors: Any, devices: Any, detach: bool = False) -> list[list[torch.Tensor]]:
+        """Copy fake tensors, for which there is no broadcast. Attributes are lost as ever."""
+        with simulate.fake():
+            return [[torch.empty_like(tensor.detach(), device=f"cuda:{at}") for tensor in tensors] for at in devices]
+
+    with mock.patch.object(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast):
         copies = wrapped.replicate(wrapped.module, wrapped.device_ids)
     replicas = []
     for copy, index in zip(copies, wrapped.device_ids):
@@ -180,13 +182,3 @@ def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
                     parameter.quant_state = module.quant_state
         replicas.append((copy, torch.device("cuda", index)))
     return replicas
-
-
-def _copies_are_fake() -> Any:
-    """Let `replicate` copy fake tensors, for a block: there is no broadcast for them. Attributes are lost as ever."""
-
-    def broadcast(tensors: Any, devices: Any, detach: bool = False) -> list[list[torch.Tensor]]:
-        with simulate.fake():
-            return [[torch.empty_like(tensor.detach(), device=f"cuda:{at}") for tensor in tensors] for at in devices]
-
-    return mock.patch.object(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)

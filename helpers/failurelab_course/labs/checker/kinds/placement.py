@@ -55,12 +55,18 @@ def _judge(models: Any, rank: int, accelerator: Any, run: CheckRun) -> None:
     for model in models:
         metrics["devices_used"] = max(metrics["devices_used"], count_loaded(model, f"rank {rank} loaded", run))
         count_elsewhere(model, torch.device(simulate.NAME, rank), metrics)
-        try:
-            accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
-        except ValueError as error:
-            refused = True
-            metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
+        refused |= is_refused(accelerator, model, metrics)
     metrics["ranks_refused"] += refused
+
+
+def is_refused(accelerator: Any, model: torch.nn.Module, metrics: dict[str, Any]) -> bool:
+    """Whether accelerate refuses a model; the first refusal is kept in its own words."""
+    try:
+        accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+    except ValueError as error:
+        metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
+        return True
+    return False
 
 
 def count_loaded(model: Any, who: str, run: CheckRun) -> int:

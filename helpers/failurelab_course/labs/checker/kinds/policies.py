@@ -35,8 +35,7 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 @contextmanager
 def _watched(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics, drawn, scores = run.metrics, set(), []
-    metrics |= {"temperature_off": None, "policy_gap_first": None, "policy_gap": None, "foreign_tokens": 0}
-    metrics |= {"other_sampling": "", "drawn_by_policy": 0}
+    metrics |= {"foreign_tokens": 0, "other_sampling": "", "drawn_by_policy": 0}
     policy = unwrap(trainer.model)
     temperatures: list[float] = []
     gaps: list[float] = []

@@ -18,7 +18,7 @@ from failurelab import textbook
 from failurelab._meeting import free_port
 from failurelab_course.labs.checker.base import CheckRun, import_script
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
-from failurelab_course.labs.checker.kinds.step import NOTHING, other_options, steps_of
+from failurelab_course.labs.checker.kinds.step import compared, other_options, steps_of
 
 
 def measure(script: types.ModuleType, run: CheckRun) -> None:
@@ -31,19 +31,9 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 
 @contextlib.contextmanager
 def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
-    metrics = run.metrics
-    metrics |= {"ranks_cosine": None, "ranks_size": None, "ranks_found": None}
-    metrics["other_options"] = other_options(trainer.args)
-    with textbook.compare(trainer, steps_of(trainer), with_suspects=False) as comparison:
-        try:
-            yield
-        finally:
-            reports = comparison.reports
-            if reports and all(report.verdict != "NOT CHECKED" for report in reports):
-                apart = [report.apart or NOTHING for report in reports]
-                metrics["ranks_cosine"] = min(each.cosine for each in apart)
-                metrics["ranks_size"] = max((each.size for each in apart), key=lambda size: abs(size - 1))
-                metrics["ranks_found"] = next((report.named for report in reports if report.named), "")
+    run.metrics["other_options"] = other_options(trainer.args)
+    with compared(trainer, run.metrics, "ranks"):
+        yield
 
 
 @contextlib.contextmanager

@@ -45,23 +45,35 @@ def other_options(args: Any) -> str:
 @contextlib.contextmanager
 def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
-    metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "step_found": None}
-    metrics["other_texts"] = None
     metrics["other_options"] = other_options(trainer.args)
     metrics["beta"] = getattr(trainer, "beta", trainer.args.beta)
-    with _counted(trainer, run), textbook.compare(trainer, steps_of(trainer), with_suspects=False) as comparison:
+    with _counted(trainer, run), compared(trainer, metrics, "step") as reports:
         try:
             yield
         finally:
-            reports = comparison.reports
             if reports:
                 metrics["other_texts"] = any(report.texts for report in reports)
+
+
+@contextlib.contextmanager
+def compared(trainer: Any, metrics: dict[str, Any], prefix: str) -> Iterator[list[Any]]:
+    """Hold the trainer's steps of a block against the textbook; yield the reports, which grow.
+
+    `PREFIX_cosine`, `PREFIX_size` and `PREFIX_found` are the worst of them, where every step could be compared;
+    `PREFIX_cosine_first`, if the kind has it, is that of the first step whose rewards leave a gradient.
+    """
+    with textbook.compare(trainer, steps_of(trainer), with_suspects=False) as comparison:
+        reports = comparison.reports
+        try:
+            yield reports
+        finally:
             if reports and all(report.verdict != "NOT CHECKED" for report in reports):
                 apart = [report.apart for report in reports if report.apart] or [NOTHING]
-                metrics["step_cosine_first"] = apart[0].cosine
-                metrics["step_cosine"] = min(each.cosine for each in apart)
-                metrics["step_size"] = max((each.size for each in apart), key=lambda size: abs(size - 1))
-                metrics["step_found"] = next((report.named for report in reports if report.named), "")
+                metrics[f"{prefix}_cosine"] = min(each.cosine for each in apart)
+                metrics[f"{prefix}_size"] = max((each.size for each in apart), key=lambda size: abs(size - 1))
+                metrics[f"{prefix}_found"] = next((report.named for report in reports if report.named), "")
+                if f"{prefix}_cosine_first" in metrics:
+                    metrics[f"{prefix}_cosine_first"] = apart[0].cosine
 
 
 @contextlib.contextmanager
