@@ -42,7 +42,9 @@ class Example(NamedTuple):
     shown: Any = None
 
 
-def check(written: Callable[..., Any], solution: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:
+def check(
+    written: Callable[..., Any], solution: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+) -> Callable[..., Any]:
     """Show how far the reader's function is right; return it if it is, else the course's solution.
 
     A function that was not written (it returns None or `...` in the first call), that raises, or that returns another

@@ -49,10 +49,6 @@ WRONG = [
         HEAD + CUT + "    return sum(abs(g[0] - g[-1]) < 1e-6 for g in groups) / len(groups)",
         "not the first with the last",
     ),
-    (
-        HEAD + CUT + "    return sum(abs(g[0] - sum(g) / size) < 1e-6 for g in groups) / len(groups)",
-        "not one with the mean",
-    ),
     (HEAD + "    return rewards.reshape(-1, size)", "it raised AttributeError"),
     (HEAD + CUT + "    return [len(set(g)) == 1 for g in groups]", "and 0.5 is right"),
     (

@@ -75,8 +75,8 @@ WRONG = [
     (HEAD + CLEAN + PASSES + "    return sum(p.grad is None for p in model.parameters())", "it returned 1"),
 ]
 
-# The diff: with frozen embeddings one tensor of 25 is trained, with LoRA it is an error, and completions are garbage; with
-# the diff all are trained, on right completions.
+# The diff: with frozen embeddings one tensor of 25 is trained, with LoRA it is an error, and completions are garbage;
+# with the diff all are trained, on right completions.
 
 MEASURE = """
 now = dict(trainer.model.named_parameters())

@@ -48,14 +48,14 @@ def rollout_gap(model, batch):
     second = model.eval().generate(**batch, max_new_tokens=1, do_sample=False)
     model.train(was)"""
         + _COMPARE,
-        "1 of 6 cases. At “checkpointing on” it returned 0, and more than 0.9 is right. Compare the modes",
+        "1 of 7 cases. At “checkpointing on” it returned 0, and more than 0.9 is right. Compare the modes",
     ),
     (
         """
 def rollout_gap(model, batch):
     first, second = [model.generate(**batch, max_new_tokens=4, do_sample=False) for _ in range(2)]"""
         + _COMPARE,
-        "1 of 6 cases. At “checkpointing on” it returned 0",
+        "1 of 7 cases. At “checkpointing on” it returned 0",
     ),
     (
         """
@@ -78,7 +78,7 @@ def rollout_gap(model, batch):
     model.train(was)
     first, second = drawn"""
         + _COMPARE,
-        "2 of 6 cases. At “a healthy model whose config says do_sample” it returned 1",
+        "2 of 7 cases. At “a healthy model whose config says do_sample” it returned 1",
     ),
     (
         """
@@ -86,7 +86,7 @@ def rollout_gap(model, batch):
     second = model.eval().generate(**batch, max_new_tokens=4, do_sample=False)
     first = model.train().generate(**batch, max_new_tokens=4, do_sample=False)"""
         + _COMPARE,
-        "5 of 6 cases. At “the model afterwards”",
+        "5 of 7 cases. At “the model afterwards”",
     ),
     (
         """
@@ -96,7 +96,7 @@ def rollout_gap(model, batch):
     second = model.eval().generate(**batch, max_new_tokens=4, do_sample=False)
     model.train(was)
     return float(not torch.equal(first, second))""",
-        "3 of 6 cases. At “one token of one prompt of 16” it returned 1, and 0.0625 is right",
+        "3 of 7 cases. At “one token of one prompt of 16” it returned 1, and 0.0625 is right",
     ),
     (
         """
@@ -110,12 +110,20 @@ def rollout_gap(model, batch):
         "Return a share of the prompts: not of the tokens",
     ),
     (
+        """
+def rollout_gap(model, batch):
+    first = model.train().generate(**batch, max_new_tokens=4, do_sample=False)
+    second = model.eval().generate(**batch, max_new_tokens=4, do_sample=False)"""
+        + _COMPARE,
+        "6 of 7 cases. At “a model that came in train mode”",
+    ),
+    (
         _DRAW.format(call="**batch, ").replace("model.train(was)", "model.training = was") + _COMPARE,
-        "each module",
+        "Put back each module",
     ),
     (
         _DRAW.format(call="**batch, ") + "\n    return (first != second).any(-1).float().mean().item()",
-        "4 of 6 cases. At “all end in eval mode, one goes on in train mode” it raised",
+        "4 of 7 cases. At “all end in eval mode, one goes on in train mode” it raised",
     ),
     (_DRAW.format(call="**batch, min_new_tokens=4, ") + _COMPARE, "1, and 0.0625 is right. Completions can"),
     (_DRAW.format(call="input_ids=batch['input_ids'], ") + _COMPARE, "argument: 'attention_mask'"),

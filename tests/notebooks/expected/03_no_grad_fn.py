@@ -10,7 +10,7 @@ RUNS = {
     "loaded": "element 0",
     "hooked": "0 of 28",
 }
-# The embeddings, two layers, the norm and the head: tensors with a gradient, of how many, whether the output has a graph.
+# The embeddings, two layers, the norm and the head: tensors with a gradient, of how many; has the output a graph?
 TRACES = [
     [[0, 0, False], [0, 14, False], [0, 14, False], [0, 0, False], [0, 0, False]],
     [[0, 0, False], [14, 14, True], [14, 14, True], [0, 0, True], [0, 0, True]],

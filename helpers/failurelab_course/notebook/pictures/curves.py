@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from failurelab_course.notebook import display, records
 
 # Look of a state in all notebooks: a label begins with its state. Those that often coincide differ in their width, and
-# the thin one lies on the wide one, so that both are seen: a popular fix on the broken run, a repair on the healthy one.
+# the thin one lies on the wide one, so that both are seen: a popular fix on the broken run, a repair on the healthy.
 STYLES = {
     "broken": {"color": "#D55E00", "ls": "--", "lw": 4.5, "zorder": 2},
     "popular fix": {"color": "#CC79A7", "ls": "-", "lw": 1.4, "marker": "x", "zorder": 3},
