@@ -11,7 +11,7 @@ import importlib
 
 import pytest
 
-from failurelab_course.notebook import display
+from failurelab_course.notebook import display, exercise
 from failurelab_course.notebook_runs import notebooks as course
 from failurelab_course.notebook_runs import stored
 
@@ -37,7 +37,7 @@ def check(monkeypatch):
     def run(name, written, names=None):
         told = []
         monkeypatch.setattr(display, "_display", lambda data, _: told.append(data["text/plain"]))
-        names = {"__name__": "__main__", "device": "cpu", "seed": 0} if names is None else names
+        names = names or {"__name__": "__main__", "device": "cpu", "seed": 0, "exercise": exercise}
         for source in (written, tagged(name, "exercise-check")):
             exec(compile(source, f"{name}, the exercise", "exec"), names)
         (line,) = told

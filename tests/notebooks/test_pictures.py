@@ -90,7 +90,8 @@ def test_states_are_read_from_the_evidence_with_their_spread(words, capsys):
     runs = curves.states("rollout_curves", cases | {"healthy": "curve: checkpointing off"}, "three states", by_hand=0.4)
     assert list(runs) == ["broken", "repair: both", "healthy"] and {len(each.last) for each in runs.values()} == {3}
     assert max(runs["broken"].last) < 0.4 < min(runs["healthy"].by_hand)
-    assert {"broken", "repair: both", "healthy", "by hand, before (± 0.02)"} == set(words)
+    coincide = "The lines of “repair: both” and “healthy” coincide."
+    assert {"broken", "repair: both", "healthy", "by hand, before (± 0.02)", coincide} == set(words)
     broken, repaired, healthy = capsys.readouterr().out.splitlines()[2:]
     assert broken.endswith("below all of them") and repaired.endswith("among them") and healthy.endswith(")")
     case = "misalignment: as released"  # told apart by the era

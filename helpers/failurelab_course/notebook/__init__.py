@@ -5,12 +5,12 @@ import pathlib
 from typing import Any
 
 from failurelab_course import eras
-from failurelab_course.notebook.display import NotRun, not_run, setup, show, verdict_table
+from failurelab_course.notebook.display import NotRun, not_run, record, setup, show, verdict_table
 from failurelab_course.notebook.sliders import knobs
 
 _LEARNS = (0.05, 0.9)  # sampled accuracy on the sums; below, most groups of eight completions have no reward at all
 
-__all__ = ["NotRun", "knobs", "model_path", "not_run", "records", "setup", "show", "verdict_table"]
+__all__ = ["NotRun", "knobs", "model_path", "not_run", "record", "records", "setup", "show", "verdict_table"]
 
 
 def records(name: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import io
 import os
 import pathlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from failurelab_course import eras as stacks
@@ -41,6 +41,9 @@ _MARKS = {
     False: Mark("✗ red flag", "#fbdcd7", "#5c1209"),
     None: Mark("– not run", "#e3e3e3", "#303030"),
 }
+
+
+_settled: dict[str, Any] = {}  # the seed and the device of `setup`, for `record`
 
 
 class NotRun(Exception):
@@ -99,6 +102,7 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> st
         device = devices.resolve(_only(device))
     except devices.TierError as error:
         not_run(str(error))
+    _settled.update(seed=seed, device=device)
     if observe.era() == "today":
         if (asked, device) == ("auto", "cpu"):
             print(f"device auto is the CPU: {devices.gpu_problem()}")
@@ -135,6 +139,13 @@ def _only(device: str) -> str:
 def not_run(reason: str) -> None:
     """End the notebook by `NotRun`: its question cannot be asked here; `reason` says what is missing."""
     raise NotRun(reason)
+
+
+def record(failure: str, state: str, figures: Mapping[str, Any], case: str, tier: str | None = None) -> None:
+    """Keep what a notebook measured, for its tests: `observe.record` with the seed and the device of `setup`."""
+    from failurelab_course.experiments import observe
+
+    observe.record(failure, state, figures, case=case, tier=tier, **_settled)
 
 
 def show(figure: Any, alt: str) -> None:

@@ -6,11 +6,10 @@ papermill or nbval meets the function unwritten, and goes on with the solution.
 """
 
 import contextlib
-import dataclasses
 import html
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from failurelab.errors import FailureLabError
 from failurelab_course.notebook import display as notebook
@@ -24,9 +23,8 @@ class ExerciseError(FailureLabError):
     """The course's own solution does not satisfy its checker; the message names the case."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One call of what the reader wrote.
+class Example(NamedTuple):
+    """One call of what the reader wrote. A notebook writes it as a plain tuple.
 
     Attributes:
         what: the call in words, such as "two equal models".
@@ -44,7 +42,9 @@ class Example:
     shown: Any = None
 
 
-def check(written: Callable[..., Any], solution: Callable[..., Any], calls: Sequence[Example]) -> Callable[..., Any]:
+def check(
+    written: Callable[..., Any], solution: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+) -> Callable[..., Any]:
     """Show how far the reader's function is right; return it if it is, else the course's solution.
 
     A function that was not written (it returns None or `...` in the first call), that raises, or that returns another
@@ -53,11 +53,12 @@ def check(written: Callable[..., Any], solution: Callable[..., Any], calls: Sequ
     Args:
         written: the reader's function.
         solution: the course's.
-        calls: from the plain one to the one that most answers miss.
+        calls: examples, or tuples of what these hold, from the plain one to the one that most answers miss.
 
     Raises:
         ExerciseError: the solution fails a call, and nobody looks. A reader is told so in a line.
     """
+    calls = [Example(*call) for call in calls]
     for call in calls:
         if problem := _try(solution, call):
             problem = f"the course's own {solution.__name__} fails at “{call.what}”: {problem}"

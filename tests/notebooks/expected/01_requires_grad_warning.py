@@ -6,18 +6,18 @@ REPAIRS = {  # what has a gradient, which passes warn
     "use_reentrant=False": ("25 of 25", set()),
     "a filter": ("1 of 25", set()),
 }
-# The embeddings, two layers, the norm and the head (which is the embeddings' tensor): tensors with a gradient, and
-# whether the output has a graph.
+# The embeddings, two layers, the norm and the head (which is the embeddings' tensor): tensors with a gradient, of how
+# many, and whether the output has a graph.
 TRACES = [
-    ["all weights", "1 of 1 True", "12 of 12 True", "12 of 12 True", "1 of 1 True", "1 of 1 True"],
-    ["frozen embeddings", "0 of 0 False", "0 of 12 False", "0 of 12 False", "1 of 1 True", "0 of 0 True"],
+    [[1, 1, True], [12, 12, True], [12, 12, True], [1, 1, True], [1, 1, True]],
+    [[0, 0, False], [0, 12, False], [0, 12, False], [1, 1, True], [0, 0, True]],
 ]
 
 
 def check(result):
     assert result.figures(case="notebook 01") == {"lost": 24, "trainable": 25}
     why = result.figures(case="notebook 01: why")
-    assert why["traces"] == TRACES, why
+    assert [[part[1:] for part in trace] for trace in why["traces"]] == TRACES, why
     lost = [line.partition("without a gradient: ")[2] for line in why["own"]]
     assert lost == ["[]", "['layer.weight', 'layer.bias']", "[]", "[]"], lost
     # The story ends on the reward: with gradients alone it starts below what the model earns by hand, 0.40.
@@ -57,7 +57,6 @@ WRONG = [
         HEAD + CLEAN + PASSES + NAMES.replace("p.grad is None", "(p.grad is None or not p.grad.any())"),
         "Zeros are a grad",
     ),
-    (HEAD + CLEAN + PASSES + NAMES.replace("named_parameters()", "named_parameters(remove_duplicate=False)"), "once"),
     (HEAD + CLEAN + UNASKED + NAMES, "ask loss.requires_grad, and go on"),
     (
         HEAD + CLEAN + "    names = [name for name, p in model.named_parameters() if p.requires_grad]\n"
@@ -76,13 +75,17 @@ WRONG = [
     (HEAD + CLEAN + PASSES + "    return sum(p.grad is None for p in model.parameters())", "it returned 1"),
 ]
 
-# The diff: with frozen embeddings one tensor of 25 is trained, with LoRA it is an error; with the diff all are.
+# The diff: with frozen embeddings one tensor of 25 is trained, with LoRA it is an error, and completions are garbage;
+# with the diff all are trained, on right completions.
 
 MEASURE = """
 now = dict(trainer.model.named_parameters())
 changed = sum(not now[name].equal(old) for name, old in started.items())
+trainer.args.max_steps, trainer.args.learning_rate = 20, 0.0  # garbage earns about 0.2 here, right completions 0.40
+trainer.train()
+rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row][-20:]
+metrics = {"changed": changed, "trainable": len(started), "reward": sum(rewards) / len(rewards)}
 # A of an adapter has no gradient at its first step, for B is zero: after five steps all have moved
-metrics = {"changed": changed, "trainable": len(started)}
-healed = changed == len(started)
+healed = changed == len(started) and metrics["reward"] > 0.3
 """
 LORA_RAISES = "element 0 of tensors does not require grad"

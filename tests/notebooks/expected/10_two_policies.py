@@ -15,7 +15,6 @@ def check(result):
     assert found["old weights"] < found["nothing"] / 10
     for suspect in ("the format", "the temperature", "the neighbouring token"):
         assert found[suspect] > found["nothing"] / 3, suspect
-    assert found["copied"] == 0  # a deep copy runs the original
     follows, stays = found["follows"]  # a weight changed on purpose, at trl's own rate
     assert follows < 0.02 and stays > 4 * follows, found["follows"]
     assert found["draws_then"] == ["first"] and found["draws_now"] == ["trained"]

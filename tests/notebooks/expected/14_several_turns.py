@@ -30,12 +30,6 @@ WRONG = [
     ),
     (HEAD + LOOP + "            return place\n    return len(drawn)", "the same ids"),
     (
-        HEAD + "    apart = set(drawn) ^ set(scored)\n"
-        "    if not apart:\n        return -1\n"
-        "    return min(ids.index(one) for one in apart for ids in (drawn, scored) if one in ids)",
-        "a set knows neither places nor repeats",
-    ),
-    (
         HEAD + "    pairs = itertools.zip_longest(drawn, scored, fillvalue=0)\n"
         "    return next((place for place, (one, other) in enumerate(pairs) if one != other), -1)",
         "0 is an id like others",

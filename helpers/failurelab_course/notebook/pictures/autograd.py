@@ -42,6 +42,22 @@ def trace(model: Any, run: Callable[[], Any]) -> Trace:
     return rows
 
 
+def trace_trainer(trainer: Any) -> Trace:
+    """Return `trace` of a trainer's model in train mode, checkpointed as `train()` does it, for one short text."""
+    model, args = trainer.model.train(), trainer.args
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+    model.zero_grad()
+    ids = trainer.processing_class("3+4=7", return_tensors="pt").to(model.device)
+
+    def run() -> None:
+        loss = model(**ids, labels=ids["input_ids"]).loss
+        if loss.requires_grad:
+            loss.backward()
+
+    return trace(model, run)
+
+
 def chains(traces: Mapping[str, Trace], alt: str) -> None:
     """Show traces of one model below each other, the way of the gradient as arrows from the loss to the left.
 
