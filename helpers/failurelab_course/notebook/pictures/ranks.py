@@ -29,7 +29,7 @@ def ranks(traces: Sequence[Sequence[tuple[str, int]]], reads: str, alt: str) -> 
         words = f"the map says GPU {gpus[place]}" + ("" if right else ": too early")
         axes.text(place, gpus[place] - 0.12, words, ha="center", va="top", color=color, fontsize=9, fontweight="bold")
         axes.set(title=f"rank {rank}", xlim=(-0.5, len(lines) - 0.5), ylim=(-0.5, len(traces) - 0.5))
-        axes.set_xticks(range(len(lines)), lines, fontsize=8.5)
+        axes.set_xticks(range(len(lines)), lines, fontsize=8.5, rotation=15)
         axes.set_yticks(range(len(traces)), [f"GPU {number}" for number in range(len(traces))])
         axes.grid(False)
     all_axes[0][0].set_ylabel("current device")
