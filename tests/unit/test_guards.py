@@ -19,6 +19,7 @@ import transformers
 import trl
 from packaging.version import Version
 from small import alternate, checkpoint, lora_config
+from steps import online_dpo
 
 from failurelab import gradients, guards, rollouts
 from failurelab_course.experiments import models, trainers
@@ -84,9 +85,13 @@ def plain_trainer(of, model, tokenizer, folder, callbacks, **options):
 def make(kind, model, tokenizer, folder, callbacks, peft_config=None, **options):
     options.setdefault("gradient_checkpointing", False)
     if kind in ("grpo", "online_dpo"):
-        own = {"steps": options.pop("max_steps", 2), "prompts_per_step": 4, "learning_rate": 1e-2}
-        own |= {"num_generations": 4, "reward": alternate} if kind == "grpo" else {}
-        trainer = getattr(trainers, kind)(model, tokenizer, peft_config=peft_config, **own, **options)
+        steps = options.pop("max_steps", 2)
+        if kind == "grpo":
+            own = {"steps": steps, "prompts_per_step": 4, "learning_rate": 1e-2, "num_generations": 4}
+            trainer = trainers.grpo(model, tokenizer, peft_config=peft_config, reward=alternate, **own, **options)
+        else:
+            own = {"max_steps": steps, "per_device_train_batch_size": 4, "learning_rate": 1e-2}
+            trainer = online_dpo(model, tokenizer, folder, config=peft_config, **own, **options)
         for callback in callbacks:
             trainer.add_callback(callback)
         return trainer

@@ -210,9 +210,9 @@ def test_a_name_is_that_which_explains_most_cases():
 
 def test_the_command_reads_an_adapter_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))  # what lies beside it is found, as Python does for a script
-    (tmp_path / "beside.py").write_text("", encoding="utf-8")
+    (tmp_path / "near.py").write_text("", encoding="utf-8")
     (tmp_path / "mine.py").write_text(
-        "import beside\nfrom failurelab.known_gradients import definition\n"
+        "import near\nfrom failurelab.known_gradients import definition\n"
         "def loss(case):\n"
         "    case.asked.epsilon_high, case.asked.epsilon_low\n"
         "    return definition.gradient(case.batch, case.options)\n",
