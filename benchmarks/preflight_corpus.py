@@ -239,10 +239,12 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
     """
     started = time.perf_counter()
     with prepared(case) as (folder, python, words):
+        there = {path.name for path in folder.iterdir()}
         asked = len(case.launch.split())
         line = launcher_line.read_line(words, python) if asked else launcher_line.Launch(words[0], case.arguments)
         answered = cli.ask(line, python=python, time_limit=300, again=tries)
         seconds = time.perf_counter() - started
+        new = sorted({path.name for path in folder.iterdir()} - there - {"cache"})
         clean = None
         if patched and answered.patch and not answered.suspected and not words[asked].startswith("/"):
             (folder / "fix.diff").write_bytes(answered.patch)
@@ -255,6 +257,7 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
         "held": [finding.failure for finding in answered.held],
         "not_checked": [finding.failure for finding in answered.not_checked],
         "error": answered.error,
+        "left_behind": new,
         "patched_clean": clean,
         "seconds": round(seconds, 1),
         "text": terminal.text(answered, everything=True),
