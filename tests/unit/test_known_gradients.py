@@ -232,6 +232,13 @@ def test_trl_is_held_by_its_own_step():
     }
 
 
+def test_an_option_without_effect_differs():
+    report = known_gradients.check_adapter(Definition(epsilon_high=0.2), chosen=pick("wiring/epsilon_high"))
+    assert [(result.status, result.name) for result in report.results] == [
+        (check.DIFFERS, "epsilon_high has no effect")
+    ]
+
+
 def test_async_grpo_is_a_mean_of_means():
     """AsyncGRPOTrainer's own compute_loss in trl 1.16.0 (#7206, #7249): where it is mended, this test says so."""
     report = known_gradients.check_adapter(
