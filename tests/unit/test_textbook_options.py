@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 import trl
 from engine import Engine, colocate
 from steps import before, compare_steps, guarded_and_not, has, ones, planted, right, trainer
@@ -99,6 +100,20 @@ def test_weights_that_are_cast_to_generate_are_found(make):
     (report,) = compare_steps(made, (1,))
     assert (report.verdict, report.named) == ("FOUND", "weights cast to other numbers")
     assert "26 of 26" in report.reason and next(made.model.parameters()).dtype == torch.bfloat16
+
+
+class Casts(transformers.TrainerCallback):
+    """What DeepSpeed does with bf16 before the first step, while its optimizer keeps the weights in float32."""
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        model.to(torch.bfloat16)
+
+
+def test_weights_that_an_engine_casts_before_the_first_step_are_no_mistake(make):
+    made = make(bf16=True)
+    made.add_callback(Casts())
+    (report,) = compare_steps(made, (1,))
+    assert (report.verdict, report.named) == ("HELD", None)
 
 
 @pytest.mark.skipif(not has("torch_compile"), reason="this release does not compile")
