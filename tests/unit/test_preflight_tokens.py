@@ -101,6 +101,8 @@ def test_a_sequence_begun_twice(model, tokenizer):
     [  # the tokenizer's end, the model's, those of generation_kwargs, and those that the trainer looks for
         (MESSAGES, TEXT, [TURN, TEXT], None, "by release", BY_RELEASE),  # the model ends its turn with another
         (MESSAGES, TEXT, [TEXT], None, "by release", NOT_CHECKED),  # how it ends a turn nobody knows
+        (MESSAGES, TURN, [TEXT], None, None, NOT_CHECKED),  # and whether it ends one as it was set to stop
+        (MESSAGES, TURN, [TEXT], None, [TEXT, TURN], HELD),
         (TEXTS, TURN, [TURN], None, "by release", HELD),
         (MESSAGES, TURN, [TURN, TEXT], None, "by release", HELD),
         (TEXTS, TEXT, [TURN], None, None, FOUND),

@@ -156,9 +156,9 @@ def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
     def fitting(prompts: list[Any]) -> list[tuple[int, Any]]:
         sizes = map(len, prompt_ids(trainer, prompts, tokenizer))
         ordered = sorted(zip(sizes, prompts), key=lambda pair: pair[0])
-        return [pair for pair in ordered if _fits(trainer.model, tokenizer, pair[1])]
+        return [pair for pair in ordered if _fits(trainer.model, tokenizer, pair[1])] or ordered
 
-    own = fitting(own) or own
+    own = fitting(own)
     if cuts.generates_for_one(trainer.args):
         return [own[-1][1]]
     (least, shortest), (most, longest) = own[0], own[-1]

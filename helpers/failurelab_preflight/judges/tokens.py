@@ -119,9 +119,10 @@ def judge_ends(training: Training) -> Iterator[Finding]:
     prompt = next((row.get("prompt") for row in sample(training, 1)), None)
     templated = turn is not None and (is_conversation(prompt) or _marks(tokenizer)[0] in str(prompt))
     turns = {turn} if turn is not None and templated else set()  # what the template ends a turn with
-    ends = turns & (given or own | known) or given or own
+    ends = turns & (given or own) or given or own
+    unsure = turns - ends - (known if given else set())  # a turn's end, at which the model does not stop
     evidence = f"a completion ends with {_names(tokenizer, ends)}; the trainer looks for {_names(tokenizer, known)}"
-    if not ends or (ends - known and ends & known) or turns - ends - known:
+    if not ends or (ends - known and ends & known) or (unsure and not ends | unsure <= known):
         why = f"{evidence}; the template ends a turn with {_names(tokenizer, turns)}" if turns else evidence
         yield Finding.not_checked("F13", f"{why}; which of them this model draws, only the real model tells")
     else:
