@@ -429,7 +429,8 @@ class WatchedScript:
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
         size, device = self.spec["world_size"], self.launched.rank.device.index
-        return {"loads": self.loads, "adapters": self.adapters, "world_size": size, "device": device}
+        told = {"loads": self.loads, "adapters": self.adapters, "world_size": size, "device": device}
+        return told | {"asks_for_gpus": self.gpus.asked and not self.gpus.count}
 
     def _is_first_stage(self, trainer: Any, line: int) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""

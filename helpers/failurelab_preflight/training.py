@@ -86,6 +86,7 @@ class Training:
             the value, and the one that it would have without.
         flat: whether the trainer gets equal rewards in this step, so that a penalty alone has a gradient.
         moved: whether a judge has moved the policy for this step, and puts it back at its end.
+        asks_for_gpus: whether the script's own code has asked for GPUs, and was told that there are none.
         own: whether a file of code is the script's own, by its path.
         notes: what judges have to tell beside their findings.
     """
@@ -112,6 +113,7 @@ class Training:
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     flat: bool = False
     moved: bool = False
+    asks_for_gpus: bool = False
     own: Callable[[str], bool] = lambda file: False
     notes: list[str] = dataclasses.field(default_factory=list)
 

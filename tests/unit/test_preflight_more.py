@@ -205,6 +205,7 @@ ADAMW, OWN = torch.optim.AdamW, small.moving(small.master)  # of the second nobo
         ("bfloat16", 1e-4, {"keywords": {"optimizers": of_kind(ADAMW, 1e-6)}}, FOUND, "AdamW of the script"),
         ("bfloat16", 1e-4, {"keywords": {"optimizers": of_kind(ADAMW, 1e-3)}}, HELD, ""),
         ("bfloat16", 1e-4, {"keywords": {"optimizers": of_kind(OWN, 1e-6)}}, NOT_CHECKED, ""),
+        ("float32", 1e-4, {"keywords": {"optimizers": of_kind(OWN, 1e-6)}}, NOT_CHECKED, ""),  # it may round by itself
         ("bfloat16", 1e-4, by_class(ADAMW, 1e-6), FOUND, ""),
         ("bfloat16", 1e-4, by_class(torch.optim.SGD, 1e-6), NOT_CHECKED, "SGD"),
         # Adapters, as trl casts those of a quantized model: a step is lost in A as it is in weights.

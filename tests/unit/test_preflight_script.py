@@ -22,12 +22,13 @@ from packaging.version import Version
 from small import qwen2
 
 from failurelab import failures, updates
+from failurelab.gradients import GradientReport
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line, launcher_options, notebook, run, script_text
 from failurelab_preflight.answer import Answer, Changed, Differences, Effect, Setting
 from failurelab_preflight.finding import RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
-from failurelab_preflight.judges import four_bit_placement, rollouts
+from failurelab_preflight.judges import four_bit_placement, gradients, rollouts
 from failurelab_preflight.judges.updates import policy_load
 from failurelab_preflight.report import terminal
 from failurelab_preflight.rewards.table import Line, RewardTable
@@ -854,6 +855,28 @@ def test_prompts_of_one_length_show_no_failure_of_padding(trained, monkeypatch):
     assert prompts == ["1+1=", "10+10="]
 
 
+def test_what_draws_in_eval_mode_may_still_be_the_script_s(trained):
+    """A rollout_func that padded prompts on the right was told that nothing goes wrong in eval mode."""
+    model, tokenizer = trained
+    trainer = types.SimpleNamespace(model=model, processing_class=tokenizer, train_dataset=[])
+    for rollout_func, verdict in ((None, Verdict.NOT_APPLICABLE), (lambda prompts: {}, Verdict.NOT_CHECKED)):
+        trainer.rollout_func = rollout_func
+        judge = rollouts.RolloutJudge(Training(trainer, {}, own=lambda file: file == __file__))
+        judge._generated = {False}
+        (answer,) = judge.answers()
+        assert answer.verdict is verdict
+
+
+def test_a_tensor_that_no_forward_pass_used_is_not_held(trained, monkeypatch):
+    """Of a merged adapter none was used, and F2 was held of what was trained beside it."""
+    names = tuple(name for name, _ in trained[0].named_parameters())
+    for unused, verdict in (((), Verdict.HELD), (names[:3], Verdict.NOT_CHECKED)):
+        report = GradientReport(names, (), (), unused=unused)
+        judge = gradients.GradientJudge(Training(types.SimpleNamespace(model=trained[0]), {}))
+        monkeypatch.setattr(gradients.Guarded, "report", report)
+        assert [each.verdict for each in judge.answers() if each.failure == "F1"] == [verdict]
+
+
 @pytest.mark.parametrize(
     ("own", "asked"),
     [({}, {}), ({"top_k": 1}, {}), ({"top_p": 0.9}, {"top_p": 1.0}), ({"top_p": 0.001}, {"top_p": 0.999, "top_k": 0})],
@@ -972,6 +995,12 @@ def judged(given):
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
     assert (judged(training(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
+
+
+@pytest.mark.parametrize("loads", [[load(device_map={"": 3})], []])
+def test_where_a_script_loads_if_gpus_are_here_is_not_held(loads):
+    """A map of devices that a script makes of what it sees was held, for here it sees none."""
+    assert judged(training(loads=loads, world_size=4, asks_for_gpus=True)).verdict is Verdict.NOT_CHECKED
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 1, 1), ("7", 0, 1), ("", 1, 1)])

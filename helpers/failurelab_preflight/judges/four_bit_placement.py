@@ -44,6 +44,9 @@ def _judge_ranks(training: Training) -> Finding:
             undo=None if load.by_trainer else Keyword("load", "device_map", own_device, index=number, imports=imports),
             part=f"from_pretrained[{number}]",
         )
+    if training.asks_for_gpus:
+        why = "the script asks whether GPUs are here, and what it does where there are some was not seen"
+        return Finding.not_checked("F5", why)
     named = [load for load in training.loads if load.bits or load.device_map is not None]
     if not named:
         return Finding.not_applicable("F5", "no load names a device or quantizes, so the trainer moves the model")

@@ -16,6 +16,7 @@ from failurelab.textbook.draws import ends_of, read_generation
 from failurelab.textbook.rows import Ids
 from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.guarded import Guarded
+from failurelab_preflight.judges.ledger import find_maker
 from failurelab_preflight.judges.rows import prompt_ids, prompted
 from failurelab_preflight.judges.settled import settle
 from failurelab_preflight.repairs import Statement
@@ -130,6 +131,8 @@ class RolloutJudge:
         why = self._guarded.failed
         if not why and True in self._generated:
             why = "tokens are generated in train mode, and no tokenizer is there to judge them"
+        elif not why and self._generated and (maker := find_maker(self._training)[0]):
+            why = f"{maker} of the script draws: whether it pads and masks prompts rightly was not looked at"
         elif not why and self._generated:
             return Finding.not_applicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
         elif not why and not self._training.finished:

@@ -44,7 +44,7 @@ def judge_updates(training: Training) -> Iterator[Finding]:
     evidence = f"{load.name} is loaded in {_name(dtype)}{' by the trainer' * load.by_trainer}, and {optimizer}"
     if dtype.itemsize < 4 and (training.zero_stage or any(name in optimizer for name in _COPIES)):
         yield Finding.not_applicable("F9", f"{evidence} steps float32 copies of the weights")
-    elif dtype.itemsize < 4 and (training.lacks or training.arguments.get("fsdp") or not known):
+    elif known is None or (dtype.itemsize < 4 and (training.lacks or training.arguments.get("fsdp") or not known)):
         lacking = f", for DeepSpeed's configuration {training.lacks} is not there" * bool(training.lacks)
         yield Finding.not_checked("F9", f"{evidence} makes steps of a size, and on weights, not known here{lacking}")
     else:
@@ -94,8 +94,11 @@ def optimizer_name(training: Training) -> str:
     return str(getattr(optimizer, "value", optimizer))
 
 
-def _optimizer(training: Training) -> tuple[str, float, bool]:
-    """Return what steps the weights, its highest rate, and whether a first step of it is known to be that large."""
+def _optimizer(training: Training) -> tuple[str, float, bool | None]:
+    """Return what steps the weights, its highest rate, and whether a first step of it is known to be that large.
+
+    None: nothing of its steps is known, for its class is none of a library's: it may round float32 weights itself.
+    """
     rate, optimizer = training.arguments.get("learning_rate"), (training.keywords.get("optimizers") or (None,))[0]
     given: tuple[Any, dict[str, Any]] = training.keywords.get("optimizer_cls_and_kwargs") or (None, {})
     kind, options = given
@@ -107,7 +110,7 @@ def _optimizer(training: Training) -> tuple[str, float, bool]:
         return name, float(rate or 0), name.lower().startswith(_STEPPED)
     own = getattr(kind, "__name__", str(kind))
     theirs = getattr(kind, "__module__", "").startswith(("torch.", "bitsandbytes."))  # another may keep what is lost
-    return f"{own} of the script", float(options.get("lr") or 0), theirs and own.lower().startswith(_STEPPED)
+    return f"{own} of the script", float(options.get("lr") or 0), own.lower().startswith(_STEPPED) if theirs else None
 
 
 def policy_load(training: Training) -> Load | None:

@@ -27,11 +27,12 @@ class Told:
         count: of GPUs that it is told of; 0 tells the truth.
 
     Attributes:
+        count: see above.
         asked: whether it has asked.
     """
 
     def __init__(self, own: OwnCode, count: int = 0):
-        self._own, self._count, self.asked = own, count, False
+        self._own, self.count, self.asked = own, count, False
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -39,7 +40,7 @@ class Told:
         if torch.cuda.is_available():
             yield
             return
-        answers = {"is_available": bool(self._count), "device_count": self._count, "is_bf16_supported": True}
+        answers = {"is_available": bool(self.count), "device_count": self.count, "is_bf16_supported": True}
         with contextlib.ExitStack() as stack:
             for name, answer in answers.items():
                 around = self._answer(getattr(torch.cuda, name), answer)
@@ -51,7 +52,7 @@ class Told:
             if not self._own.asks(through=_PASS_ON, through_here=False):  # what is cut is cut for this machine
                 return original(*args, **options)
             self.asked = True
-            return answer if self._count else original(*args, **options)
+            return answer if self.count else original(*args, **options)
 
         return asked
 
