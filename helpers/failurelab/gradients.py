@@ -209,14 +209,28 @@ def count(model: nn.Module, optimizer: Any = None) -> dict[str, Value]:
 def not_optimized(model: nn.Module, optimizer: Any) -> tuple[str, ...]:
     """Return the names of trainable tensors that an optimizer does not hold, so that no step changes them.
 
-    None is returned for an optimizer that holds tensors, but none of the model's, such as DeepSpeed's: it steps copies.
+    None is returned for an optimizer that steps copies (see `steps_copies`).
     """
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if held and held.isdisjoint(map(id, model.parameters())):
-        return ()
+    held, copies = _held(optimizer), steps_copies(model, optimizer)
     return tuple(
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) not in held and not copies
     )
+
+
+def steps_copies(model: nn.Module, optimizer: Any) -> bool:
+    """Return whether an optimizer holds tensors, none of the model's, and may write these back, as DeepSpeed's does.
+
+    One of torch's own steps what it holds: it was made for another model.
+    """
+    held, inner = _held(optimizer), getattr(optimizer, "optimizer", optimizer)  # without accelerate's wrapper
+    theirs = type(inner).__module__.startswith("torch.")
+    return bool(held) and held.isdisjoint(map(id, model.parameters())) and not theirs
+
+
+def _held(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:

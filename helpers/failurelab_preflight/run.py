@@ -335,6 +335,7 @@ class WatchedScript:
         from failurelab_preflight.judges.batch import judge_batch
         from failurelab_preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab_preflight.judges.gradients import GradientJudge
+        from failurelab_preflight.judges.reference import judge_reference
         from failurelab_preflight.judges.rewards import judge_rewards
         from failurelab_preflight.judges.textbook import StepJudge
         from failurelab_preflight.stage import callbacks, cuts, rewards
@@ -384,7 +385,8 @@ class WatchedScript:
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
-        beginning = callbacks.Beginning(lambda: self._ask(order.BEGINNING if leads else (), training))
+        at_first = order.BEGINNING if leads else (judge_reference,)  # a rank has a reference of its own
+        beginning = callbacks.Beginning(lambda: self._ask(at_first, training))
         trainer.add_callback(beginning)
         with contextlib.ExitStack() as stack:
             for judge in listening:

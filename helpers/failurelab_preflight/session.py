@@ -31,7 +31,7 @@ from failurelab_preflight.script_text import location, read_source
 FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
 PROCESSES = 2  # of a launch that has more: two show what a group of processes does
 _BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
-_BY_ALL = ("F10", "F14", "F22")  # that each rank judges: what is held on one may be there on another
+_BY_ALL = ("F10", "F14", "F19", "F22")  # that each rank judges: what is held on one may be there on another
 _PAUSE = 0.1  # seconds between two looks at the script's processes
 _GRACE = 5.0  # seconds that other ranks have to end, once one of them ended in an error
 _SILENT = {  # services that a script may report to; nothing of a preflight goes there

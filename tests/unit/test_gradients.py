@@ -68,12 +68,23 @@ def copies(parameters):
     return [torch.nn.Parameter(each.detach().clone()) for each in parameters]
 
 
+class WritesBack(torch.optim.AdamW):
+    """An optimizer of nobody's that may step copies."""
+
+
 @pytest.mark.parametrize(
-    ("held", "left_out"), [(list, 0), (lambda each: each[:-2], 2), (lambda _: [], 26), (copies, 0)]
+    ("held", "kind", "left_out"),
+    [
+        (list, torch.optim.AdamW, 0),
+        (lambda each: each[:-2], torch.optim.AdamW, 2),
+        (lambda _: [], torch.optim.AdamW, 26),
+        (copies, WritesBack, 0),
+        (copies, torch.optim.AdamW, 26),  # which was made for another model, and was held
+    ],
 )
-def test_what_an_optimizer_does_not_hold_is_named(model, held, left_out):
+def test_what_an_optimizer_does_not_hold_is_named(model, held, kind, left_out):
     tensors = held(list(model.parameters()))
-    optimizer = torch.optim.AdamW(tensors or [torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = kind(tensors or [torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     optimizer.param_groups[0]["params"] = tensors
     names = gradients.not_optimized(model, optimizer)
     assert len(names) == left_out and set(names) <= {name for name, _ in model.named_parameters()}

@@ -262,6 +262,14 @@ def test_an_optimizer_that_holds_a_part_is_a_question(whole, kind):
     assert answer.verdict is kind and ("0 of them matrices" in answer.why) is not whole
 
 
+@pytest.mark.parametrize(("optimizer", "kind"), [(ADAMW, FOUND), (type("Masters", (ADAMW,), {}), NOT_CHECKED)])
+def test_an_optimizer_of_copies_may_write_them_back(optimizer, kind):
+    """A script's own, of float32 copies of bfloat16 weights, was accused; one of torch's is another model's."""
+    copies = [torch.nn.Parameter(each.detach().clone()) for each in small.qwen2().parameters()]
+    trainer = types.SimpleNamespace(model=small.qwen2(), optimizer=optimizer(copies, lr=1e-3))
+    assert one(judge_optimizer(Training(trainer, {}))).verdict is kind
+
+
 def never_right(prompts=(), completions=(), **_):
     return [0.0] * len(completions)
 

@@ -281,6 +281,15 @@ def remembering(kept):
     return new
 
 
+def by_text(kept):
+    """Return a reward that remembers what a text got, whatever the question was."""
+
+    def cached(completions, answer, **_):
+        return [kept.setdefault(text(c), float(text(c) == right)) for c, right in zip(completions, answer)]
+
+    return cached
+
+
 def counting(completions, answer, calls=[0], **_):  # noqa: B006
     """A bonus that grows from call to call: which answers are right, it goes on telling."""
     calls[0] += 1
@@ -615,6 +624,11 @@ def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch, in_for
     answers = judge([last_number, function], CHAT, tokenizer)
     (answer,) = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     assert answer.failure == "F14" and function.__name__ in answer.why and not found(answers)
+
+
+def test_a_reward_that_remembers_a_text_under_another_question_is_not_held(tokenizer, in_forks):
+    """Its second call was for the same questions, so that what was remembered was right, and F14 was held."""
+    assert "SUSPECTED F14:memory @0" in in_short(judge(by_text({}), CHAT, tokenizer))
 
 
 def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch, tmp_path, capfd, gone, in_forks):

@@ -1,5 +1,7 @@
 """The textbook under trl's other options: each holds in a healthy run, and a mistake in it is found."""
 
+import functools
+
 import pytest
 import torch
 import transformers
@@ -114,6 +116,32 @@ def test_weights_that_an_engine_casts_before_the_first_step_are_no_mistake(make)
     made.add_callback(Casts())
     (report,) = compare_steps(made, (1,))
     assert (report.verdict, report.named) == ("HELD", None)
+
+
+def checkpointed(layer):
+    """Let a layer compute itself again in the backward pass, with an input that requires a gradient."""
+    inner = layer.forward
+
+    def forward(hidden, **options):
+        again = functools.partial(inner, **options)
+        given = hidden if hidden.requires_grad else hidden.detach().requires_grad_()
+        return (
+            torch.utils.checkpoint.checkpoint(again, given, use_reentrant=True)
+            if torch.is_grad_enabled()
+            else again(hidden)
+        )
+
+    layer.forward = forward
+
+
+def test_checkpoints_of_a_script_s_own_are_seen_through(make):
+    """No gradient that is asked for by name comes out of them: a healthy trainer's was told to be wrong."""
+    made = make()
+    made.model.get_input_embeddings().weight.requires_grad_(False)
+    for layer in made.model.model.layers:
+        checkpointed(layer)
+    (report,) = compare_steps(made, (1,))
+    assert (report.verdict, report.named) == ("HELD", None), report.reason
 
 
 @pytest.mark.skipif(not has("torch_compile"), reason="this release does not compile")

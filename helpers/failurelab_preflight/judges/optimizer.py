@@ -6,7 +6,7 @@ Upstream: the registry's F23.
 from collections.abc import Iterator
 from typing import Any
 
-from failurelab import plants
+from failurelab import gradients, plants
 from failurelab._unwrap import has_adapter
 from failurelab_preflight.finding import Finding, Quantity
 from failurelab_preflight.judges.settled import settle
@@ -40,6 +40,10 @@ def judge_optimizer(training: Training) -> Iterator[Finding]:
         matrices = sum(each.ndim > 1 and each.requires_grad and id(each) in kept for each in model.parameters())
         why = f"{evidence}, {matrices} of them matrices; {left} that require a gradient are in none of its groups"
         yield Finding.not_checked("F23", f"{why}: a script may train the others alone", figures=figures)
+        return
+    if gradients.steps_copies(model, optimizer):
+        why = f"{evidence}, and others, which {type(optimizer).__name__} may write back into the model"
+        yield Finding.not_checked("F23", why, figures=figures)
         return
     evidence += ": no step changes the model"
     if adapters and not any(tensor.requires_grad for tensor in model.parameters() if id(tensor) in adapters):

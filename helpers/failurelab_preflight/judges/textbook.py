@@ -307,8 +307,9 @@ class StepJudge(TrainerCallback):
     def _found(self, report: textbook.Comparison) -> Iterator[Finding]:
         named, changed = report.named or "", bool(self._own or self.replaced)
         if changed and not named and not self._maker[0] and not self.missing():
-            why = "the script changes the trainer, and no known mistake explains its gradient (see F21): the end of a "
-            yield Finding.not_checked("F13", f"{why}completion may be left out of it")
+            why = "the script changes the trainer, and no known mistake explains its gradient (see F21):"
+            yield Finding.not_checked("F13", f"{why} the end of a completion may be left out of it")
+            yield Finding.not_checked("F3b", f"{why} some tokens may be scored at other rows")
         why = _reshaped(report, self._own)
         if self.missing():
             why = f"tensors have no gradient: see F1 or F2, and ask again without that. {report.reason}"

@@ -100,8 +100,11 @@ def _no_numbers(x: Examination, reply: Reply, count: int) -> Finding | None:
 
 
 def _second_call(x: Examination, values: figures.Rewards) -> Finding | None:
-    """Ask about the same completions again, in a process in which the function has been called before."""
-    first = x.inputs.make(x.completions, wanted=x.wanted)
+    """Ask about the same completions again, in a process in which they were asked about for other references."""
+    rows = x.inputs.rows
+    after = {id(row): rows[(place + 1) % len(rows)] for place, row in enumerate(rows)}
+    others = {x.column: lambda row: after[id(row)].get(x.column)} if x.asks_reference else {}
+    first = x.inputs.make(x.completions, columns=others, wanted=x.wanted)
     again = x.ask(prepare=lambda: asking.call(x.function, first))
     repair = "Begin each call anew: keep no list, set, cache or iterator outside of the function."
     if again.unasked:
