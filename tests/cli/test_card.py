@@ -23,6 +23,14 @@ def test_the_committed_card_says_what_the_registry_says(language):
     assert len(lines) + 6 == len(failures.all())
 
 
+@pytest.mark.parametrize(("old", "new"), [("[F7]", "[F77]"), ('arrow = "rewards"', 'arrow = "reward"')])
+def test_a_slip_in_the_file_is_told(tmp_path, old, new):
+    text = (card.HERE / "card.toml").read_text(encoding="utf-8")
+    (tmp_path / "card.toml").write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(card.CardError):
+        card.read_lines("en", tmp_path / "card.toml")
+
+
 def test_the_command_prints_svg_or_a_line():
     done = CliRunner().invoke(cli.app, ["card", "--lang", "zh"])
     assert done.exit_code == 0 and "奖励不涨" in done.output and "<svg" in done.output

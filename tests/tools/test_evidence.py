@@ -45,6 +45,22 @@ def test_a_picture_shows_the_evidence(picture):
     assert Image.open(ROOT / "evidence" / picture).info["Description"] == tables.make_digest(picture)
 
 
+def record(folder, body, add=False):
+    """Run a script as a benchmark of this stack, into the folder; return the exit status."""
+    script = folder / "planted.py"
+    script.write_text(body)
+    return recording.record_in_eras(script, "Planted.\n\nEras: today.\n", [], "cpu", folder / "out", None, add)
+
+
+def test_a_case_that_is_measured_again_leaves_the_others_records(tmp_path):
+    body = "import os, pathlib\npathlib.Path(os.environ['FAILURELAB_EVIDENCE'], '1.jsonl').write_text({!r})"
+    for case, seed in zip("aba", (0, 1, 2)):
+        line = observe.record("ground", "measured", {"n": 1}, case=case, seed=seed) | {"era": "today"}
+        assert record(tmp_path, body.format(json.dumps(line)), add=True) == 0
+    kept = {(each["case"], each["seed"]) for each in recording.read_file(tmp_path / "out" / "planted.json")}
+    assert kept == {("a", 2), ("b", 1)}
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -55,7 +71,5 @@ def test_a_picture_shows_the_evidence(picture):
     ],
 )
 def test_what_fails_is_told_from_what_cannot_run_and_nothing_is_written(tmp_path, body, status):
-    script = tmp_path / "planted.py"
-    script.write_text(body)
-    found = recording.record_in_eras(script, "Planted.\n\nEras: today.\n", [], "cpu", tmp_path / "out", None, False)
-    assert found == status and not (tmp_path / "out").exists()
+    assert record(tmp_path, body) == status
+    assert not (tmp_path / "out").exists()

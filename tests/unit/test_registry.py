@@ -91,8 +91,11 @@ def test_unknown_and_retired_ids_are_told_apart(copy, monkeypatch):
     [
         ('id = "F1"', 'id = "F9"', r"F1\.toml: id is 'F9'"),
         ("title =", "titel =", r"F1\.toml: title: it is missing"),
+        ('title = "', 'subtitle = "x"\ntitle = "', r"F1\.toml: subtitle: no such key"),
         ('"tensors_without_gradient > 0"', '"no_such_figure > 0"', "is no figure"),
         (">=0.14.0,<0.16.0", "0.14 to 0.16", r"affected 1: versions: .*PEP 440"),
+        ('trl = ">=0.14.0,<0.16.0"', 'tlr = ">=0.14.0"', r"affected 1: versions: 'tlr' is no package"),
+        ("number = 19", 'number = "19"', r"claims 3: number: it is '19', a int is needed"),
         ("number = 19", "number = 20", r"claim 20 stands in F1\.toml already"),
         ('probes = ["F1 frozen, default", "F1 frozen, reentrant"]\n', "", r"affected 1: probes: name the set-ups"),
         ("[[affected]]", "[affected", r"F1\.toml is no TOML"),
