@@ -101,6 +101,11 @@ def test_states_are_read_from_the_evidence_with_their_spread(words, capsys):
         curves.states("rollout_curves", {"mended": "curve: broken"}, "three states")
 
 
+def test_a_run_counts_as_apart_only_where_no_seed_overlaps():
+    places = [curves.place(runs, [3, 5]) for runs in ([1, 2], [1, 3], [6, 7])]
+    assert places == ["below all of them", "among them", "above all of them"]
+
+
 def test_a_run_s_blocks_are_split_by_what_allocated_them():
     """A block of the logits' own size is no slice's gradient if another operation made it."""
     blocks = [(9.0, "SliceBackward0"), (10.0, "SliceBackward0"), (10.0, "aten::linear"), (0.5, "small")]

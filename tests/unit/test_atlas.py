@@ -53,6 +53,7 @@ def test_what_an_upgrade_brings(table):
     ids = [[row.id for row in rows] for rows in (changes.gone, changes.came, changes.stayed)]
     assert ids == [["goes"], ["comes"], ["stays"]]
     assert changes.defaults == (("GRPOConfig", "beta", 0.04, 0.0),)
+    assert atlas.describe(changes).endswith("beta: 0.04 -> 0.0")
 
 
 def test_a_version_that_counts_as_another_is_said(table):
