@@ -44,7 +44,6 @@ def text_of(output):
 
 
 def test_the_first_notebook_from_open_to_the_verdict(page, lab, wait, pictures):
-    """Run All: plots and verdict tables are there, no error and no noise."""
     notebook = read_notebook(lab, FIRST)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for cell in code:
@@ -147,31 +146,3 @@ def test_a_lab_from_its_mistake_to_the_repair(page, lab, wait, pictures, kernel,
     wait(lambda: "PASS lab 01" in outputs.nth(2).inner_text(), "the repair does not pass")
     shown = outputs.nth(2).inner_text()
     assert "all 25 trainable tensors have a gradient" in shown and not NOISE.search(shown)
-
-
-def test_knobs_draw_a_picture_anew(page, lab, wait):
-    """A slider by the keyboard and a switch by the mouse: each changes what is drawn, and only that."""
-    new_notebook(page, lab, "Python 3 (ipykernel)")
-    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
-    add_cell(
-        page,
-        "from failurelab_course import notebook\n"
-        "def draw(axes, rate, cache):\n"
-        "    axes.plot([0, rate], [0, 2 if cache else 1])\n"
-        "notebook.knobs(draw, {'rate': [1, 2, 3, 4], 'cache': [True, False]},\n"
-        "               [{'rate': 1, 'cache': True}], 'A line that rises')",
-    )
-    picture = panel.locator("img.widget-image")
-    picture.wait_for(timeout=180_000)
-    seen = [picture.get_attribute("src")]
-
-    def is_new():
-        return picture.get_attribute("src") not in seen
-
-    panel.locator(".noUi-handle").focus()
-    page.keyboard.press("ArrowRight")
-    wait(is_new, "the slider draws nothing")
-    assert panel.locator(".widget-readout").inner_text() == "2"
-    seen.append(picture.get_attribute("src"))
-    panel.locator(".widget-toggle-button", has_text="False").click()
-    wait(is_new, "the switch draws nothing")

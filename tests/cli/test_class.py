@@ -5,6 +5,7 @@ import re
 import subprocess
 
 import pytest
+from tests.files import write_program
 from traitlets.config import Config
 
 from failurelab_course import eras
@@ -45,13 +46,9 @@ def test_a_seat_starts_in_the_learner_s_clone(load, tmp_path):
     """The command of a seat, run by bash; nbgitpuller and the server are stand-ins."""
     command = load().Spawner.cmd
     tools = tmp_path / ".hub" / "bin"
-    tools.mkdir()
-    (tools / "gitpuller").write_text('#!/bin/sh\ntest "$1" = "file://$COURSE" && mkdir -p "$3"\n')
-    (tools / "jupyterhub-singleuser").write_text(
-        '#!/bin/sh\npwd; echo "$FAILURELAB_ROOT"; readlink .venv; ulimit -d; echo "$@"\n'
-    )
-    for tool in tools.iterdir():
-        tool.chmod(0o755)
+    write_program(tools / "gitpuller", '#!/bin/sh\ntest "$1" = "file://$COURSE" && mkdir -p "$3"\n')
+    says = '#!/bin/sh\npwd; echo "$FAILURELAB_ROOT"; readlink .venv; ulimit -d; echo "$@"\n'
+    write_program(tools / "jupyterhub-singleuser", says)
     home = tmp_path / "home"
     home.mkdir()
     variables = {"HOME": str(home), "COURSE": str(tmp_path), "PATH": "/usr/bin:/bin"}

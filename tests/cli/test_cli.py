@@ -10,23 +10,14 @@ import types
 
 import psutil
 import pytest
+from tests.files import write_program
 
 from failurelab import failures as registry
 from failurelab_course import eras
 from failurelab_course.experiments import machine
 from failurelab_course.notebook import kernel as kernels
 
-
-@pytest.fixture(scope="module")
-def no_gpu():
-    """What a machine says of `cuda` on which every GPU is hidden: a process is asked."""
-    with pytest.MonkeyPatch.context() as changed, pytest.raises(machine.TierError) as error:
-        changed.setenv("CUDA_VISIBLE_DEVICES", "")
-        machine.describe("cuda")
-    return str(error.value)
-
-
-NO_GPU = "ERROR device cuda is asked for, and .*Next: .*"
+NO_GPU = "device cuda is asked for, and there is none. Next: look for one"
 UNKNOWN = r"ERROR unknown device '\S+'\. Next: give one of auto, cpu, cuda.*"
 
 
@@ -40,19 +31,17 @@ UNKNOWN = r"ERROR unknown device '\S+'\. Next: give one of auto, cpu, cuda.*"
         ("run 00 --out /proc/out", 2, "ERROR /proc/out .*--out.*"),
         ("verify 01 --junit /proc/out/a.xml", 2, "ERROR /proc/out .*--junit.*"),
         # Nine notebooks that each say NOT RUN would hide that nothing was asked; nothing is moved to the CPU either.
-        ("run --device cuda --out OUT", 3, f"{NO_GPU}or run with --device cpu"),
-        ("verify 01 --device cuda", 3, NO_GPU),
-        ("lab check 01 --device cuda", 3, NO_GPU),
+        ("run --device cuda --out OUT", 3, f"ERROR {NO_GPU}"),
+        ("verify 01 --device cuda", 3, f"ERROR {NO_GPU}"),
+        ("lab check 01 --device cuda", 3, f"ERROR {NO_GPU}"),
         ("lab check 01 --device gpu", 2, UNKNOWN),
         # A typing error must not become a run on the CPU.
         *((f"run 00 --device {word} --out OUT", 2, UNKNOWN) for word in ("gpu", "cuda:x")),
     ],
 )
-def test_a_call_that_cannot_be_answered_starts_nothing(
-    failurelab, tmp_path, monkeypatch, no_gpu, call, status, message
-):
+def test_a_call_that_cannot_be_answered_starts_nothing(failurelab, tmp_path, monkeypatch, call, status, message):
     def asked(device):
-        raise machine.TierError(no_gpu)
+        raise machine.TierError(NO_GPU)
 
     monkeypatch.setattr(machine, "_asked", asked)
     out = tmp_path / "out"
@@ -62,13 +51,12 @@ def test_a_call_that_cannot_be_answered_starts_nothing(
     assert not out.exists()
 
 
-def test_a_script_s_own_dashes_reach_it(failurelab, tmp_path):
+def test_a_script_s_own_dashes_reach_it(failurelab, monkeypatch):
     """Click takes a -- away: it is the script's where it comes after the script's name."""
-    script = tmp_path / "train.py"
-    script.write_text("import sys\nsys.exit(f'asked with {sys.argv[1:]}')\n")
-    done = failurelab("preflight", script, "--steps", "--", "b")
-    assert "['--steps', '--', 'b']" in " ".join(done.stdout.split()) and done.returncode == 3
-    assert "no script was found in this line" in failurelab("preflight", "--", "torchrun", "no").stdout
+    asked = []
+    monkeypatch.setattr("failurelab_preflight.cli.main", lambda words: asked.append(words) or 0)
+    lines = [["train.py", "--steps", "--", "b"], ["--", "torchrun", "train.py"]]
+    assert [failurelab("preflight", *line).returncode for line in lines] == [0, 0] and asked == lines
 
 
 def test_doctor_passes_here(failurelab, monkeypatch):
@@ -83,8 +71,6 @@ def test_doctor_passes_here(failurelab, monkeypatch):
 
 PLANTED = {
     "old GRPO": ({"trl": "0.14.0", "transformers": "4.48.3"}, {"F1", "F7"}, {"F3b"}),
-    "from the repository": ({"trl": "0.14.0", "transformers": "4.52.0.dev0"}, {"F1", "F3b"}, {"F7"}),
-    "in between": ({"trl": "0.19.0", "transformers": "4.53.0"}, {"F7"}, {"F3b"}),
     "of today": ({"trl": "1.16.0", "transformers": "5.24.0"}, set(), {"F1", "F3b", "F7"}),
     "a loop of one's own": ({"transformers": "5.24.0"}, set(), {"F1", "F3b"}),
 }
@@ -99,17 +85,14 @@ def planted(tmp_path):
             folder = tmp_path / "packages" / f"{name}-{version}.dist-info"
             folder.mkdir(parents=True)
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        python = tmp_path / "python"
-        python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec {sys.executable} -S "$@"\n')
-        python.chmod(0o755)
-        return python
+        text = f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec {sys.executable} -S "$@"\n'
+        return write_program(tmp_path / "python", text)
 
     return make
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_doctor_of_a_planted_environment(failurelab, planted, name):
-    """Which failures these versions have, and which not; for each what to do, where it is explained, and as JSON."""
     packages, has, has_not = PLANTED[name]
     done = failurelab("doctor", "--python", planted(packages), "--json")
     found = json.loads(done.stdout)
@@ -145,12 +128,10 @@ HALF = {"torch": "2.13.0", "transformers": "4.48.3", "trl": "0.14.0"}
 @pytest.mark.parametrize(
     ("packages", "metadata", "said"),
     [
-        ({"torch": "2.5.1"}, None, ["transformers is not installed", "torch 2.5.1"]),
+        ({"torch": "2.5.1"}, None, "transformers is not installed"),
         # Cut short, it must not count as one without trl, whose failures it may have.
-        *(
-            (HALF, metadata, ["does not say its version: trl.", "install trl there again"])
-            for metadata in ("", "Metadata-Version: 2.1\nName: trl\nVersion: 0.1x4\n")
-        ),
+        (HALF, "", "does not say its version: trl."),
+        (HALF, "Metadata-Version: 2.1\nName: trl\nVersion: 0.1x4\n", "does not say its version: trl."),
     ],
 )
 def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata, said):
@@ -158,7 +139,7 @@ def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata,
     for file in python.parent.glob("**/trl-0.14.0.dist-info/METADATA"):
         file.write_text(metadata) if metadata else file.unlink()
     done = failurelab("doctor", "--python", python)
-    assert done.returncode == 3 and all(words in done.stderr for words in said), done.stderr
+    assert done.returncode == 3 and said in done.stderr and "Next: " in done.stderr
     assert len(done.stderr.splitlines()) == 1
     python.write_text("#!/bin/sh\necho 'Fatal Python error: init_fs_encoding' >&2\nexit 1\n")
     done = failurelab("doctor", "--python", python)
@@ -196,7 +177,6 @@ def test_two_processes_take_two_gpus_where_they_are_there(monkeypatch, device, v
 
 
 def test_what_the_machine_refuses_is_one_line(failurelab, monkeypatch):
-    """A checkout that is read-only: the file, the next step, and the environment's exit status."""
     error = OSError(errno.EROFS, os.strerror(errno.EROFS), "labs.json")
 
     def refuse():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.files import write_program
 
 from failurelab_course.experiments import deepspeed
 
@@ -61,15 +62,13 @@ def test_a_half_done_build_is_recovered(tmp_path):
     (folder / "lock").touch()
     (folder / f"{deepspeed.OPERATION}.so").write_bytes(b"\x7fELF")
     programs = tmp_path / "programs"
-    programs.mkdir()
     built = deepspeed.extensions() / deepspeed.OPERATION
-    (programs / "c++").write_text(
+    write_program(
+        programs / "c++",
         "#!/bin/sh\nfor output; do :; done\n"
-        f'case "$output" in *.o|*.so) exec cp "{built}/$output" "$output";; esac\nexec {shutil.which("c++")} "$@"\n'
+        f'case "$output" in *.o|*.so) exec cp "{built}/$output" "$output";; esac\nexec {shutil.which("c++")} "$@"\n',
     )
-    (programs / "ninja").write_text(f"#!/bin/sh\necho used >> {tmp_path / 'used'}\nexit 1\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
+    write_program(programs / "ninja", f"#!/bin/sh\necho used >> {tmp_path / 'used'}\nexit 1\n")
     kept = {key: value for key, value in os.environ.items() if key not in (*deepspeed.LAUNCHED, "LOCAL_WORLD_SIZE")}
     kept |= {"PATH": f"{programs}:{os.environ['PATH']}", "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"}
     done = subprocess.run([sys.executable, "-c", START], env=kept, capture_output=True, text=True, timeout=300)

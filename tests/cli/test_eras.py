@@ -3,14 +3,13 @@
 import fcntl
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import unittest.mock
 
 import pytest
+from tests.files import write_program
 
-import failurelab
 from failurelab_course import eras
 from failurelab_course.eras import install
 
@@ -27,18 +26,16 @@ def course(tmp_path, monkeypatch):
     (tmp_path / "eras" / "today.txt").write_text("six==1.17.0\n")
     (tmp_path / "eras" / "old.in").write_text("# title: old times\nsix==1.16.0\n")
     (tmp_path / "eras" / "old.txt").write_text("six==1.16.0\n")
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    uv = tmp_path / ".venv" / "bin" / "uv"
-    uv.write_text(
+    write_program(
+        tmp_path / ".venv" / "bin" / "uv",
         "#!/bin/sh\n"
         'echo "$@" >> "$FAKE_UV_LOG"\n'
         'case "$1" in venv) shift; for last; do :; done; rm -rf "$last"\n'
         f'  mkdir -p "$last/bin" && ln -s {sys.executable} "$last/bin/python";;\n'
         'pip) case "$*" in *"$FAKE_UV_WAITS_AT"*) cat "$FAKE_UV_PIPE";; esac\n'
         '  case "$*" in *"$FAKE_UV_FAILS_AT"*) echo "$FAKE_UV_SAYS" >&2; exit 1;; esac;;\n'
-        "esac\n"
+        "esac\n",
     )
-    uv.chmod(0o755)
     monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
     monkeypatch.setenv("FAKE_UV_LOG", str(tmp_path / "uv.log"))
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "nothing-fails")
@@ -90,10 +87,7 @@ def test_who_needs_deepspeeds_operation_waits_for_it(course, monkeypatch):
 
 def test_deepspeed_is_told_of_gpus_that_it_can_build_for_and_see(course, monkeypatch):
     """The operation for the CPU is built for the CPU all the same, with which notebook 06 and preflight run."""
-    nvcc = course / "cuda" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text("")
-    nvcc.chmod(0o755)
+    write_program(course / "cuda" / "bin" / "nvcc", "")
     monkeypatch.setenv("CUDA_HOME", str(course / "cuda"))
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.setattr(eras.os.path, "exists", lambda path: True)
@@ -166,17 +160,11 @@ def test_two_set_ups_at_once_wait_for_each_other(course):
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        (
-            "× No solution found when resolving dependencies:\n ╰─▶ Because there is no version of six==9",
-            "version of six==9). Next: git checkout eras/old.txt",
-        ),
+        ("× No solution found\n ╰─▶ Because there is no version of six==9", "Next: git checkout eras/old.txt"),
         # Where uv is told to be offline, the next step is to pack again, and not to change the lock.
-        (
-            "error: No solution found\n  Because plots was not found in the cache",
-            "Next: make pack where there is a net",
-        ),
+        ("error: No solution found\n  Because plots was not found in the cache", "Next: make pack"),
         ("error: failed to write: No space left on device (os error 28)", "no space"),
-        ("error: Failed to download `six`\n  Caused by: Hash mismatch for `six`", "came damaged, or is another file"),
+        ("error: Failed to download `six`\n  Caused by: Hash mismatch for `six`", "came damaged"),
         ("something\nerror: it broke in a new way", "it broke in a new way. Next: "),
     ],
 )
@@ -235,7 +223,6 @@ def left(course):
 
 
 def test_the_first_notebook_opens_while_the_other_eras_are_made(course, monkeypatch):
-    """The command runs when `old` is there; a cell that asks for `older` sees how far it is, and waits."""
     more_eras(course)
     os.mkfifo(course / "pipe")
     monkeypatch.setenv("FAKE_UV_WAITS_AT", "older.txt")
@@ -278,7 +265,6 @@ def test_a_set_up_in_the_background_ends_with_the_command_and_is_resumed(course,
 
 
 def test_a_set_up_that_fails_in_the_background_is_told_where_an_era_is_asked_for(course, monkeypatch):
-    """The command goes on; its cells say why, also those that ask for an era whose turn did not come."""
     more_eras(course)
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "older.txt")
     monkeypatch.setenv("FAKE_UV_SAYS", "error: No space left")
@@ -337,15 +323,3 @@ def test_a_lock_holds_what_was_asked_for(source):
         name, pinned, version = line.partition(" ")[0].partition("==")
         if pinned:
             assert locked[name] == version
-
-
-@pytest.mark.parametrize("era", eras.known(), ids=lambda era: era.name)
-def test_every_era_of_the_course_is_ready(era):
-    """The environments that all other tests use are there, and hold the versions of their locks."""
-    assert era.status == "ready"
-    names = ["trl", "transformers", "grpo-failurelab", "grpo-failurelab-course"]
-    code = f"import importlib.metadata as m; print(*(m.version(name) for name in {names}))"
-    printed = eras.run(era, ["-c", code], capture_output=True, text=True, check=True).stdout.split()
-    wanted = dict(line.partition(" ")[0].split("==") for line in era.lock.read_text().splitlines()[1:])
-    assert printed == [wanted["trl"], wanted["transformers"], *[failurelab.__version__] * 2]
-    assert pathlib.Path(era.python).is_file()

@@ -10,6 +10,7 @@ import sys
 import zipfile
 
 import pytest
+from tests.files import write_program
 from tools import pack
 
 from failurelab_course import eras
@@ -47,9 +48,7 @@ def course(tmp_path, monkeypatch):
     git = ["git", "-C", str(top), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True, env=os.environ | {"GIT_CONFIG_GLOBAL": "/dev/null"})
-    program = tmp_path / "program"
-    program.write_text(PROGRAM.format(python=sys.executable))
-    program.chmod(0o755)
+    program = write_program(tmp_path / "program", PROGRAM.format(python=sys.executable))
     for name, value in (("FAILURELAB_ROOT", top), ("PIP_FIND_LINKS", "/torch"), ("CALLS", tmp_path / "calls")):
         monkeypatch.setenv(name, str(value))
     monkeypatch.delenv("UV_FIND_LINKS", raising=False)
@@ -78,11 +77,11 @@ def test_a_bundle_holds_the_course_as_committed_and_each_wheel_once(course, tmp_
     torch = calls.splitlines()[-1]
     assert "--no-index --find-links /torch torch==2.13.0" in torch
     assert "--platform=manylinux2014_x86_64 --platform=manylinux_2_17_x86_64 --platform=manylinux_2_16" in torch
-    with pytest.raises(eras.EraError, match=r"is there already: nothing is written. Next: another folder"):
+    with pytest.raises(eras.EraError, match="is there already"):
         make(monkeypatch)
     monkeypatch.delenv("PIP_FIND_LINKS")
     shutil.rmtree(tmp_path / "bundle")
-    with pytest.raises(eras.EraError, match=r"no build of torch for CPUs is at hand. Next: --torch-index"):
+    with pytest.raises(eras.EraError, match="Next: --torch-index"):
         make(monkeypatch)
     make(monkeypatch, "--torch-index", "http://cpu.index/", "--eras", "old")
     assert "--index-url http://cpu.index/ torch==2.13.0" in (tmp_path / "calls").read_text().splitlines()[-1]
@@ -96,13 +95,12 @@ def run_installer(course, tmp_path, monkeypatch):
         wheel.writestr("uv-1.0.data/scripts/uv", "")
     sums = "find . -type f ! -name SHA256SUMS | sed s,./,, | xargs sha256sum > ../sums; mv ../sums SHA256SUMS"
     subprocess.run(["sh", "-c", sums], cwd=tmp_path / "bundle", check=True)
-    python = tmp_path / "python"
-    python.write_text(
+    python = write_program(
+        tmp_path / "python",
         f'#!/bin/sh\ncase "$2" in venv|zipfile) exec {BASE} "$@";; esac\n[ "$1" != -c ] || exec {BASE} "$@"\n'
         'echo "made: $@, $UV_OFFLINE $UV_FIND_LINKS"; program=.venv/bin/failurelab\n'
-        'printf "#!/bin/sh\\necho failurelab \\$@" > $program; chmod +x $program\n'
+        'printf "#!/bin/sh\\necho failurelab \\$@" > $program; chmod +x $program\n',
     )
-    python.chmod(0o755)
 
     def run(folder, python=python):
         command = ["sh", str(tmp_path / "bundle" / "install.sh"), str(folder)]

@@ -17,11 +17,11 @@ from failurelab_course import eras
 ROOT = eras.root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "helpers" / "failurelab"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+PATHS = (path.relative_to(PACKAGE.parent).with_suffix("") for path in sorted(PACKAGE.rglob("*.py")))
+MODULES = [".".join(path.parts).removesuffix(".__init__") for path in PATHS if path.stem != "__main__"]
 
 
 def test_pyproject_and_the_era_today_name_the_same_packages():
-    """What an install of the course asks for and what `make` installs must not drift apart."""
     ours = {*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]}
     lines = (ROOT / "eras" / "today.in").read_text().splitlines()
     asked_for = {re.split(r"[=<>~]", line)[0] for line in lines if line and not line.startswith("#")}
@@ -62,7 +62,6 @@ def test_the_front_door_shows_what_there_is():
 
 
 def test_the_version_stands_in_one_place():
-    """Both distributions read it there; the citation and the changelog follow."""
     take_home = tomllib.loads((ROOT / "helpers" / "pyproject.toml").read_text())
     for project in (PROJECT, take_home):
         assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "failurelab.__version__"}
@@ -72,7 +71,6 @@ def test_the_version_stands_in_one_place():
 
 
 def test_environment_yml_installs_the_lock_and_the_same_torch():
-    """Conda and Binder get what `make` gets."""
     text = (ROOT / "environment.yml").read_text()
     torch = re.search(r"torch==(\S+)", (ROOT / "eras" / "torch.txt").read_text()).group(1)
     assert f"pytorch-cpu={torch}" in text
@@ -95,54 +93,39 @@ def test_an_empty_environment_is_told_what_it_lacks():
     assert done.returncode == 3 and done.stderr.count("\n") == 1 and "has no packaging" in done.stderr
 
 
-def test_the_core_installs_alone(tmp_path):
-    """With only torch, transformers and what these bring, helpers import and the command works.
+# What a take-home package has beside it, at the least: nothing of the course, and of the libraries these two.
+ALONE = """
+import importlib, importlib.metadata, sys
+words = sys.argv[1:]
+ours, theirs = "failurelab_course failurelab_preflight", "trl peft accelerate deepspeed bitsandbytes datasets"
+sys.modules |= dict.fromkeys(f"{ours} {theirs} IPython jupyter_client matplotlib papermill psutil pydantic".split())
+real = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **asked: () if "failurelab" in asked["group"] else real(**asked)
+if words[0] == "import":
+    sys.exit([importlib.import_module(name) for name in words[1:]] and 0)
+from failurelab.__main__ import main
+sys.exit(main(words))
+"""
+ELEMENT = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
 
-    The environment is an empty one that sees nothing of the course's but these packages, linked in one by one.
-    """
-    import importlib.metadata as metadata
 
-    wanted, seen = ["torch", "transformers", "packaging"], {}
-    while wanted:
-        name = re.sub(r"[-_.]+", "-", wanted.pop()).lower()
-        if name in seen:
-            continue
-        try:
-            seen[name] = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue
-        for line in seen[name].requires or []:
-            if "extra ==" not in line:
-                wanted.append(re.match(r"[\w.-]+", line).group(0))
-    assert not {"trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets"} & set(seen)
-    site = tmp_path / "site"
-    site.mkdir()
-    for distribution in seen.values():
-        for part in {str(file).split("/")[0] for file in distribution.files if ".." not in str(file)}:
-            source = distribution.locate_file(part)
-            if source.exists() and not (site / part).exists():
-                (site / part).symlink_to(source)
-    (site / "failurelab").symlink_to(PACKAGE)
-    parts = [path.relative_to(PACKAGE.parent).with_suffix("").parts for path in MODULES if path.stem != "__main__"]
-    modules = ", ".join(".".join(each).removesuffix(".__init__") for each in parts)
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    environment.pop("FAILURELAB_ROOT", None)
-    python = [sys.executable, "-S"]
-    done = subprocess.run([*python, "-c", f"import {modules}"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    # A user's training environment: no course there, and its command line looks up a log and looks at the libraries.
-    text = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
-    for arguments, status, said, given in (
-        (["symptoms"], 0, "F2: ", text),
+@pytest.mark.parametrize(
+    ("words", "status", "said", "given"),
+    [
+        (["symptoms"], 0, "F2: ", ELEMENT),
         (["symptoms"], 1, "None of the known texts", "all is well"),
-        (["doctor"], 0, "These versions have none", text),
-        (["lab", "list"], 2, "invalid choice", text),
+        (["doctor"], 0, "These versions have none", ""),
+        (["lab", "list"], 2, "invalid choice", ""),
         (["preflight", "train.py"], 1, "is not installed", ""),
-    ):
-        command = [*python, "-m", "failurelab", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, input=given)
-        assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
-        assert "Traceback" not in done.stderr
+        (["import", *MODULES], 0, "", ""),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)
+def test_the_take_home_package_works_alone(words, status, said, given):
+    """Its modules are imported, its command answers, and what is not there is told without a traceback."""
+    done = subprocess.run([sys.executable, "-c", ALONE, *words], capture_output=True, text=True, input=given)
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
+    assert "Traceback" not in done.stderr
 
 
 def test_the_stack_that_doctor_recommends_is_the_courses():

@@ -1,7 +1,6 @@
 """The corpora: every listed run and script is whole, and nothing in the archives says where it was made."""
 
 import json
-import lzma
 import re
 
 import pytest
@@ -32,22 +31,3 @@ def test_a_part_is_what_its_list_says(part, tmp_path):
             else:
                 assert json.loads(files["trainer_state.json"])["log_history"]
         assert not [name for name, text in files.items() if MACHINE.search(text)]
-
-
-@pytest.mark.parametrize(
-    "archive", sorted(FOLDER.glob("*/*.tar.xz")), ids=lambda path: f"{path.parent.name}/{path.name}"
-)
-def test_an_archive_is_the_same_for_the_same_files(archive, tmp_path):
-    folder = ARCHIVES.unpack(archive, tmp_path)
-    ARCHIVES.pack(folder, tmp_path / "again.tar.xz")
-    again, before = (lzma.decompress(path.read_bytes()) for path in (tmp_path / "again.tar.xz", archive))
-    assert again == before
-
-
-def test_every_script_of_preflights_corpus_is_there(tmp_path):
-    """A case names a script of an archive; those of trl, of the notebooks and of the labs lie elsewhere."""
-    corpus = load("preflight_corpus")
-    for archive in (FOLDER / "corpus").glob("*.tar.xz"):
-        ARCHIVES.unpack(archive, tmp_path)
-    own = [case.script for case in corpus.read_corpus() if ":" not in case.script]
-    assert own and not [script for script in own if not (tmp_path / script).is_file()]

@@ -74,7 +74,6 @@ def test_every_page_says_where_the_repository_is_only_if_told(staged, monkeypatc
 
 
 def test_error_texts_stand_in_the_page_that_explains_them(staged):
-    """Who pastes one into the search finds the notebook."""
     assert site_pages.literal_texts()
     for notebook, texts in site_pages.literal_texts().items():
         cells = "".join(staged[f"notebooks/{notebook}.ipynb"].read_text(encoding="utf-8"))
@@ -93,8 +92,8 @@ def test_a_lab_page_does_not_give_the_solution_away(staged):
                 assert line.strip() not in page, f"{lab.name}: {line}"
 
 
+@pytest.mark.nightly
 def test_the_slides_are_nbconvert_s(tmp_path):
-    """`make slides` makes a deck of the stored outputs: slides, clicks, pictures; it runs nothing."""
     make = ["make", "-o", "setup", "-o", "here", "slides", "NAME=02", f"SLIDES={tmp_path}"]
     subprocess.run(make, cwd=ROOT, check=True, capture_output=True)
     (deck,) = tmp_path.iterdir()

@@ -53,7 +53,6 @@ def accepted(words):
 
 
 def test_every_test_is_run_by_a_workflow():
-    """A test that nobody runs is none; and each target of make is there."""
     run = [line.strip() for name in WORKFLOWS for step in steps_of(name) for line in step.get("run", "").splitlines()]
     asked = {re.sub(r"^sudo \S+ ", "", line).split()[1] for line in run if re.match(r"(sudo \S+ )?make ", line)}
     assert asked >= {"test", "nightly", "faults", "drift"}
@@ -69,11 +68,4 @@ def test_commands_are_those_that_there_are(path):
     if path.suffix == ".md":
         text = "\n".join(re.findall(r"^```(?!text).*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     for words in commands(text):
-        accepted(words)
-
-
-@pytest.mark.parametrize("words", [["evidence", "record"], ["verify", "--devices", "cuda"]])
-def test_a_command_that_there_is_not_is_found(words):
-    assert commands(f"- run: failurelab {' '.join(words)}") == [words]
-    with pytest.raises(AssertionError, match=f"failurelab {words[0]}"):
         accepted(words)

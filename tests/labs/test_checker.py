@@ -8,6 +8,8 @@ import signal
 
 import pytest
 from tests.cli.benchmark_scripts import load
+from tests.files import edit
+from tests.labs.conftest import LAB, shorten
 
 from failurelab_course import eras
 from failurelab_course.labs import verify as labs
@@ -17,7 +19,6 @@ from failurelab_course.labs.checker import server as check_server
 
 pytestmark = pytest.mark.slow
 
-LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
 CONFIG, RETURN, IMPORT = "    config = GRPOConfig(", "    return trainer\n", "import pathlib\n"
 
@@ -55,7 +56,7 @@ CHEATS = {
         "24 of 25 tensors still have no gradient",
         before(RETURN, "    print('PASS: all 25 trainable tensors have a gradient')"),
     ),
-    "skips_the_training": ("0 of 6 steps were", REPAIR, before(RETURN, "    trainer.train = lambda *_, **__: None")),
+    "skips_the_training": ("0 of 70 steps were", REPAIR, before(RETURN, "    trainer.train = lambda *_, **__: None")),
     "trains_at_rate_zero": ("the learning rate is 0", REPAIR, ("learning_rate=5e-4", "learning_rate=0.0")),
     "freezes_everything": (
         "training raised RuntimeError: element 0",
@@ -96,24 +97,7 @@ CHEATS = {
 
 @pytest.fixture(scope="session")
 def short_lab(tmp_path_factory):
-    """Lab 01 with six steps: nothing can be learned in them, but every mistake shows."""
-    folder = tmp_path_factory.mktemp("labs") / "01_frozen_embeddings"
-    shutil.copytree(LABS / folder.name, folder)
-    path = folder / "start.py"
-    path.write_text(path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1"))
-    path = folder / "lab.toml"
-    path.write_text(
-        path.read_text().replace("steps_done >= 70", "steps_done >= 6").replace("of 70 steps", "of 6 steps")
-    )
-    return labs.load(folder)
-
-
-def edited(lab, edits):
-    text = lab.broken.text()
-    for old, new in edits:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return labs.load(shorten(shutil.copytree(eras.root() / "labs" / LAB, tmp_path_factory.mktemp("labs") / LAB)))
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +107,7 @@ def cheats(short_lab, tmp_path_factory):
     paths = []
     for name, (_, *edits) in CHEATS.items():
         paths.append(folder / f"{name}.py")
-        paths[-1].write_text(edited(short_lab, edits))
+        paths[-1].write_text(edit(short_lab.broken.text(), *edits))
     return {pathlib.Path(row.script).stem: row for row in labs.check_all(short_lab, paths)}
 
 
@@ -157,13 +141,6 @@ def shortcuts(tmp_path_factory):
 @pytest.mark.parametrize("name", SHORTCUTS)
 def test_a_shortcut_is_refused(shortcuts, name):
     assert shortcuts[name].result == "FAIL" and SHORTCUTS[name] in shortcuts[name].reason
-
-
-def test_rollouts_are_scored_by_the_checker(cheats):
-    """A reward function that says 1.0 to all makes the trainer's log perfect, and no completion right."""
-    assert cheats["rewards_everything"].metrics["reward_first"] < 0.7
-    assert cheats["prints_the_right_words"].output.count("PASS") == 1
-    assert "get_imput_embeddings" in cheats["misspells"].traceback
 
 
 HANG = """
@@ -278,7 +255,6 @@ def test_a_script_that_hangs_or_dies_or_eats_the_machine_is_ended_and_named(serv
 
 
 def test_a_broken_environment_is_no_wrong_fix(short_lab, tmp_path):
-    """An era that is not there, or whose stack does not import: ENVIRONMENT for every script."""
     for era, trainer, said in (
         ("trl-0.1", "trl.GRPOTrainer", "unknown era 'trl-0.1'"),
         ("today", "trl.NoTrainer", "era today does not import trl.NoTrainer"),
@@ -312,7 +288,6 @@ def test_what_breaks_outside_the_script_is_the_environment(tmp_path, monkeypatch
 
 
 def test_nothing_outlives_a_server_that_is_killed(server, tmp_path, gone, pipe):
-    """The era's process dies, of memory for instance: that is ENVIRONMENT, and its checks die with it."""
     hangs = pipe(tmp_path / "pids")
     script = tmp_path / "hang.py"
     script.write_text(HANG.format(pids=str(tmp_path / "pids")))

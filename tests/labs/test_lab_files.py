@@ -5,7 +5,6 @@ import difflib
 import io
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -49,13 +48,6 @@ SILENT = HEALED | {
 }
 
 
-@pytest.fixture
-def lab(tmp_path):
-    folder = tmp_path / "01_frozen_embeddings"
-    shutil.copytree(LABS / folder.name, folder)
-    return lab_files.load(folder)
-
-
 def task_of(lab, state, measured, declared=None, *, refused="", environment=""):
     """Return the task of a script that measured these figures, decided."""
     task = labs._Task(lab, lab.start, labs.ScriptOutcome(lab.name, state, "script.py"), declared)
@@ -74,8 +66,6 @@ def test_a_healed_run_passes_and_a_silent_failure_does_not(lab):
     row = decided(lab, "check", SILENT)
     assert row.result == "FAIL"
     assert row.reason.startswith("24 of 25 tensors still have no gradient")
-    row = decided(lab, "check", SILENT | {"warnings": 0})
-    assert row.reason.startswith("the warning is gone, but 24 of 25 tensors still have no gradient")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +85,6 @@ def test_every_part_of_healed_is_needed(lab, change):
 
 
 def test_a_failure_for_another_reason_is_no_pass(lab):
-    """The broken script crashes where it should fail silently: the lab proves nothing, and says so."""
     assert decided(lab, "broken", SILENT).result == "PASS"
     crashed = dict.fromkeys(HEALED) | {"error": "ImportError: no", "error_stage": "build", "warnings": 0}
     row = decided(lab, "broken", crashed)
@@ -233,7 +222,6 @@ def test_an_edit_changes_one_place(tmp_path, edit, result):
 
 
 def test_an_edit_that_no_longer_applies_is_one_line(lab, monkeypatch):
-    """It names the lab, the script and the text; `verify` shows it and goes on with the other scripts."""
     monkeypatch.setattr(labs, "_run", lambda tasks, done: None)
     path = lab.folder / "lab.toml"
     path.write_text(path.read_text().replace('"learning_rate=5e-4"', '"="'))
@@ -251,9 +239,7 @@ def test_an_edit_that_no_longer_applies_is_one_line(lab, monkeypatch):
         ("{steps_done} of 70", "{step_done} of 70", "'step_done' is no figure"),
         ("steps_done >= 70", "steps_done => 70", "is no predicate"),
         ("minutes = 10", "minuets = 10", "minutes: Field required"),
-        ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
         ("[broken]", "[broken", "is no TOML"),
-        ('{ drop = "gradient', '{ dorp = "gradient', "wrong_fixes 4 edits 2: .* is none of"),
     ],
 )
 def test_a_slip_in_lab_toml_is_named(lab, old, new, message):
@@ -270,28 +256,18 @@ def test_every_failure_has_its_labs():
     assert {failure.id for failure in registry.all()} - about == {"F22", "F23"}
 
 
-def test_the_matrix_as_table_and_as_json():
-    rows = [
-        labs.ScriptOutcome("01_a", state, state, "PASS", metrics={"loss": float("nan")})
-        for state in (labs.BROKEN, labs.WRONG_FIX, labs.RIGHT_FIX)
-    ]
-    rows[1].device = "cuda:1"
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(labs.render(rows))
-    text = console.export_text()
-    for word in ("wrong fix", "right fix", "PASS", "1 labs: 3 of 3 PASS, on cpu and cuda"):
-        assert word in text
-    content = json.loads(json.dumps(labs.to_json(rows), allow_nan=False))
-    assert content["exit_status"] == 0 and content["rows"][1]["device"] == "cuda:1"
-    assert [row["figures"] for row in content["rows"]] == [{"loss": "nan"}] * 3
+def test_the_matrix_as_json_and_as_a_table():
+    row = labs.ScriptOutcome("01_a", labs.BROKEN, "start", "PASS", metrics={"loss": float("nan")})
+    row.device = "cuda:1"
+    content = json.loads(json.dumps(labs.to_json([row]), allow_nan=False))
+    assert content["exit_status"] == 0 and content["rows"][0]["device"] == "cuda:1"
+    assert content["rows"][0]["figures"] == {"loss": "nan"}
+    console = Console(file=io.StringIO(), record=True)
+    console.print(labs.render([row]))
+    assert "1 of 1 PASS, on cuda" in console.export_text()
 
 
-def test_labs_are_found_by_number_or_name():
-    assert [lab.name for lab in labs.find(["1", "02_starts_too_low", "01"])] == [
-        "01_frozen_embeddings",
-        "02_starts_too_low",
-    ]
-    with pytest.raises(labs.LabError, match="unknown lab '77'"):
-        labs.find(["77"])
+def test_labs_are_found_by_number_or_name_each_once():
+    assert [lab.number for lab in labs.find(["1", "02_starts_too_low", "01"])] == ["01", "02"]
     with pytest.raises(labs.LabError, match="not there"):
         labs.check(labs.find(["1"])[0], LABS / "no.py")

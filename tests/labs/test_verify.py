@@ -70,14 +70,11 @@ def changed_with(tree, file, change):
     ("file", "part", "which"),
     [
         ("labs/01_frozen_embeddings/start.py", "scripts", SOME[:1]),
-        ("labs/01_frozen_embeddings/lab.toml", "scripts", SOME[:1]),
         ("eras/trl-0.14.txt", "stack", SOME[:2]),
-        ("models/tiny-qwen2/model.safetensors", "stack", SOME),
         ("helpers/failurelab_course/labs/checker/server.py", "code", SOME),
         ("helpers/failurelab_course/labs/checker/kinds/weights.py", "code", SOME[2:3]),
         # Helpers that a kind imports, and what such a helper imports.
         ("helpers/failurelab/mismatch.py", "code", SOME[2:3]),
-        ("helpers/failurelab/zero3.py", "code", SOME[1::2]),
         ("helpers/failurelab/handles.py", "code", [SOME[0], *SOME[1::2]]),
         ("helpers/failurelab/textbook/weights.py", "code", []),
     ],

@@ -21,6 +21,7 @@ import re
 import subprocess
 
 import pytest
+from tests.files import edit
 from tools.notebook_lint import diff_of
 
 from failurelab_course import eras
@@ -161,14 +162,6 @@ def ask(tmp_path_factory):
     yield run
     for runner in runners.values():
         runner.communicate()
-
-
-def edit(source, *edits):
-    """Return the script with each text replaced, which stands in it once."""
-    for old, new in edits:
-        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the script"
-        source = source.replace(old, new)
-    return source
 
 
 def short(name, lora):

@@ -12,7 +12,6 @@ import nbformat
 import pytest
 
 from failurelab_course import eras
-from failurelab_course.notebook import display as notebook
 from failurelab_course.notebook_runs import runs
 
 SETUP = "from failurelab_course.notebook import display as notebook\ndevice = notebook.setup(seed=seed)"
@@ -95,15 +94,6 @@ def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
     assert "Next: " in result.reason
     (shown,) = outputs(result)[0]
     assert shown.traceback == [f"NOT RUN: {result.reason}"]
-
-
-def test_an_author_is_told_a_slip(capsys):
-    with pytest.raises(ValueError, match="2 cells, and the columns are 1"):
-        notebook.verdict_table([("a", True)], ["a"])
-    with pytest.raises(ValueError, match="does not say what the figure shows"):
-        notebook.show(None, alt="plot")
-    notebook.verdict_table([("learns", True)], columns=("measured", "verdict"))
-    assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"  # outside a notebook the text is printed
 
 
 @pytest.mark.slow

@@ -38,7 +38,6 @@ def test_right_functions_pass_on_every_model(name, function):
 @pytest.mark.skipif("4.49" <= transformers.__version__[:4] < "4.52", reason="both names work in 4.49 to 4.51")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_swallowed_name_is_found_on_every_model(name):
-    """The failure itself: nothing raised, right shape, and the scores are those of prompt positions."""
     with pytest.raises(logits.MisalignedLogProbs, match="scored at the first prompt positions") as caught:
         logits.check_alignment(swallowed, MODELS[name]())
     assert caught.value.error > 0.01 and "prompt" in caught.value.found
@@ -105,15 +104,15 @@ def one_nan(*parts):
 @pytest.mark.parametrize(
     "function, match",
     [
-        (late, r"\(no padding\): they equal the completion's tokens scored one position too late"),
-        (early, r"they equal the completion's tokens scored too early by 1\."),
-        (unmasked, r"\(padding on both sides\): they equal scores with padding attended to"),
+        (late, "one position too late"),
+        (early, "too early by 1"),
+        (unmasked, "padding attended to"),
         (lambda *parts: score(*parts).exp(), "they equal probabilities"),
-        (lambda *parts: -score(*parts), "the negative log-probabilities"),
+        (lambda *parts: -score(*parts), "negative log-probabilities"),
         (raw, "never normalised"),
-        (prompt_tokens, "the first prompt tokens, not the completion's"),
-        (lambda *parts: score(*parts) + 0.01, r"they match none of the mistakes.*Largest error 0\.01 nats"),
-        (one_nan, "not finite .*4 of 32 scores are NaN or infinite"),
+        (prompt_tokens, "the first prompt tokens"),
+        (lambda *parts: score(*parts) + 0.01, r"none of the mistakes.*0\.01 nats"),
+        (one_nan, "4 of 32 scores are NaN or infinite"),
         (lambda *parts: score(*parts)[:, 1:], r"returned shape \(4, 7\) for a batch of 4 and 8"),
     ],
 )
@@ -139,7 +138,6 @@ def test_what_is_known_to_both_is_no_mistake():
 
 
 def test_the_swallowed_name_is_heard_once_repaired():
-    """Broken: all six rows come. Repaired: two, and they are the last two."""
     model, ids = random_model(), torch.arange(3, 9)[None]
     asked, every = {other_keep_argument(model): 2}, model(ids).logits
     with logits.repair(model):

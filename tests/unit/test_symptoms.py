@@ -111,7 +111,6 @@ def test_each_text_of_the_registry_is_found_where_lines_wrap(failure):
     ],
 )
 def test_logs_of_any_kind(tmp_path, content, answer):
-    """An answer, or one line that says what was found and what to give instead."""
     log = tmp_path / "train.log"
     if content is not None:
         log.write_bytes(content)
