@@ -74,8 +74,8 @@ class Listener:
     def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
         """Take what a rollout function returned, and whether it asked the policy for tokens by its own calls."""
 
-    def take_rewards(self, asked: RewardCalls) -> None:
-        """Take the rewards of one call of all functions."""
+    def take_rewards(self, asked: RewardCalls, drawn: list[Row], places: list[int | None]) -> None:
+        """Take the rewards of one call of all functions, what was drawn since the last, and which of it each one is."""
 
     def before_draw(self) -> None:
         """Note what is to be known before `generate` is called."""
@@ -196,7 +196,8 @@ class Listener:
         self._paid.rewards[index] = [None if value is None else float(value) for value in rewards]
         if len(self._paid.rewards) == len(getattr(self.trainer, "reward_funcs", None) or [None]):
             asked, self._paid = self._paid, RewardCalls()
-            self.take_rewards(asked)
+            drawn, self._drawn = self._drawn, []
+            self.take_rewards(asked, drawn, self.find_draws(drawn, asked))
 
     def _note_model(self, index: int, model: nn.Module, args: Any, output: Any) -> None:
         self._safely(self._note_paid, index, (), {}, output.logits[:, 0].tolist())

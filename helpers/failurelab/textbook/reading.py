@@ -80,14 +80,10 @@ class Pass:
     Attributes:
         rows: with the tokens that have a gradient, in the last backward pass.
         attended: whether each id, as it was handed over, is attended to.
-        temperatures: that was drawn at, and that was scored at; None where it could not be read.
-        left_over: the share of the gradient that no weight explains; None where there is no row of logits to ask.
     """
 
     rows: list[Trained]
     attended: list[list[bool]]
-    temperatures: tuple[float, float | None] | None = None
-    left_over: float | None = None
 
     def write(self, found: Sequence[tuple[int, int, int, float, float]]) -> None:
         """Write down the tokens: of each the row, the place of its logits, its id, weight and log-probability."""
@@ -190,10 +186,9 @@ class Reader:
         """Read the tokens from logits and their gradient, (rows, kept, words)."""
         sizes, found = gradient.abs().amax(-1), list[tuple[int, int, int, float, float]]()  # (rows, kept)
         used, before = (sizes > LEAST * sizes.max()).nonzero(), ids.shape[1] - logits.shape[1]  # (tokens, 2)
-        drawn, left, total = self._drawn_at(), 0.0, 0.0
+        drawn = self._drawn_at()
         some = used[:: max(1, len(used) // _SAMPLE)].unbind(1)
-        scored = scoring_temperature(logits[some], gradient[some]) if len(used) else None
-        made.temperatures, temperature = (drawn, scored), scored or drawn
+        temperature = (scoring_temperature(logits[some], gradient[some]) if len(used) else None) or drawn
         for part in used.split(max(1, _ROOM // (4 * logits.shape[-1]))):
             rows, places = part.T
             own, given = gradient[rows, places].float(), logits[rows, places].float()  # (tokens, words)
@@ -204,14 +199,8 @@ class Reader:
             token = torch.where(nearly & (places + before + 1 < ids.shape[1])[:, None], follows, token)
             logps = (given / temperature).log_softmax(-1)
             rest = 1 - logps.gather(-1, token).exp()
-            weight = own.gather(-1, token) * temperature / rest
-            expected = (weight / temperature * -logps.exp()).scatter_add(-1, token, weight / temperature)
-            known = rest[:, 0] > _SURE
-            left += float((own - expected)[known].square().sum())
-            total += float(own[known].square().sum())
-            weight = weight.masked_fill(~known[:, None], math.nan)
+            weight = (own.gather(-1, token) * temperature / rest).masked_fill(rest <= _SURE, math.nan)
             logp = logps if temperature == drawn else (given / drawn).log_softmax(-1)
             told = rows, places + before, *(each[:, 0] for each in (token, weight, logp.gather(-1, token)))
             found += zip(*(each.tolist() for each in told))
         made.write(found)
-        made.left_over = math.sqrt(left / total) if total else None

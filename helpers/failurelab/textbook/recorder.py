@@ -415,17 +415,15 @@ class Recorder(Listener):
 
     # what is made of it
 
-    def take_rewards(self, asked: RewardCalls) -> None:
+    def take_rewards(self, asked: RewardCalls, drawn: list[Row], places: list[int | None]) -> None:
         """Put generation and rewards together."""
         count, number = len(asked.table[0]), len(self._batches)
-        drawn, self._drawn = self._drawn, []
         temperature, self._temperature = self._temperature, None
         random, self._random = self._random, 0
         problems: list[str] = []
         if any(len(values) != count for values in asked.table):
             problems.append("the reward functions returned different numbers of rewards")
         wrong, self._turns = self._turns, []
-        places = self.find_draws(drawn, asked)
         if None in places:
             said = "the completions that reward functions were given are not those that were drawn"
             problems += self.problems or [said]  # what was not recorded is the reason

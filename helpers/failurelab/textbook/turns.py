@@ -24,9 +24,7 @@ def covered(ids: Ids, drawn: Sequence[Row]) -> dict[int, tuple[Row, int]]:
         start = len(draw.prompt)
         if not begins(ids, draw.prompt):
             continue
-        for place, (one, other) in enumerate(zip(ids[start:], draw.completion)):
-            if one != other:
-                break
+        for place in range(count_same(ids[start:], draw.completion)):
             found.setdefault(start + place, (draw, place))
     return found
 
@@ -113,7 +111,7 @@ def _broken(row: Row, drawn: Sequence[Row]) -> set[int]:
     for draw in drawn:
         if begins(ids, draw.prompt):
             bare = draw.prompt + draw.completion[: len(draw.completion) - draw.ended]
-            same = next((at for at, (one, two) in enumerate(zip(ids, bare)) if one != two), min(len(ids), len(bare)))
+            same = count_same(ids, bare)
             (over if same == len(bare) else left).add(same - start)
     return left - over
 
@@ -132,3 +130,9 @@ def begins(ids: Ids, start: Ids) -> bool:
     """Return whether ids begin with others; those with another last one are told without a copy."""
     length = len(start)
     return length <= len(ids) and (not start or ids[length - 1] == start[-1]) and ids[:length] == start
+
+
+def count_same(ids: Ids, others: Ids) -> int:
+    """Return with how many ids both begin."""
+    differing = (at for at, (one, two) in enumerate(zip(ids, others)) if one != two)
+    return next(differing, min(len(ids), len(others)))
