@@ -90,11 +90,14 @@ def read_answers(
         completion, ended = cut_at_end([int(token) for token in drawn], ends)
         row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(width, length))
         if scores is not None:
-            known = [math.nan if score is None else float(score) for score in scores[: len(completion)]]
-            own = torch.tensor(known, dtype=torch.float32)
-            row = dataclasses.replace(row, engine_logps=own)
+            row = dataclasses.replace(row, engine_logps=logps_of(scores[: len(completion)]))
         rows.append(row)
     return rows, engine.temperature(given)
+
+
+def logps_of(scores: Sequence[float | None]) -> torch.Tensor:
+    """Return log-probabilities (tokens,) that an engine told, NaN where it told none."""
+    return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)
 
 
 def _pictures(prompt: Any) -> Any:

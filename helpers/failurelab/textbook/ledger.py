@@ -35,7 +35,12 @@ from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state
 from failurelab.textbook.algorithms import count_uses, group_size
 from failurelab.textbook.balance import (
+    DRAWN,
+    FOREIGN,
+    MOVED,
+    PADDING,
     POLICY,
+    UNKNOWN,
     Balance,
     Conditions,
     Draw,
@@ -57,7 +62,8 @@ from failurelab.textbook.rows import Row
 
 Scores = tuple[float, ...]  # log-probabilities of the tokens of a draw
 ENGINE = "an engine"
-_COLORS = {"drawn": "#cfe3f1", "moved": "#fbdcc4", "foreign": "#f3b8b0", "padding": "#dddddd"}
+_COLORS = {DRAWN: "#cfe3f1", MOVED: "#fbdcc4", FOREIGN: "#f3b8b0", PADDING: "#dddddd", UNKNOWN: "#ffffff"}
+_SHOWN = 4  # rows that are drawn in a notebook
 
 
 class Ledger(Listener, TrainerCallback):
@@ -283,26 +289,19 @@ class Ledger(Listener, TrainerCallback):
     def __str__(self) -> str:
         return "\n".join([*map(str, self.checks), *(f"not known: {line}" for line in dict.fromkeys(self.problems))])
 
-    def strip(self, rows: int = 4) -> list[tuple[list[str], list[tuple[str, str]]]]:
-        """Return a few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
-        tables, tokenizer = self.tables, tokenizer_of(self.trainer)
-        every = zip(tables.trained, tables.states)
-        strips = []
-        for row, own in sorted(every, key=lambda pair: all(state == "drawn" for state, _ in pair[1]))[:rows]:
-            draw = next((draw for _, draw in own if draw is not None), None)
-            drawn = [tokenizer.decode([token]) for token in (draw.tokens if draw else ())]
-            marked = [(tokenizer.decode([token.token]), state) for token, (state, _) in zip(row.tokens, own)]
-            strips.append((drawn, marked))
-        return strips
-
     def _repr_html_(self) -> str:
-        lines, apart = [], 0
-        for drawn, trained in self.strip():
-            apart += any(state != "drawn" for _, state in trained)
-            for name, tokens in (("drawn", [(token, "drawn") for token in drawn]), ("trained", trained)):
+        """A few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
+        tables, tokenizer, lines, apart = self.tables, tokenizer_of(self.trainer), [], 0
+        states = zip(tables.trained, tables.states)
+        for row, own in sorted(states, key=lambda pair: all(state == DRAWN for state, _ in pair[1]))[:_SHOWN]:
+            draw = next((draw for _, draw in own if draw is not None), None)
+            drawn = [(token, DRAWN) for token in (draw.tokens if draw else ())]
+            trained = [(token.token, state) for token, (state, _) in zip(row.tokens, own)]
+            apart += any(state != DRAWN for _, state in trained)
+            for name, tokens in (("drawn", drawn), ("trained", trained)):
                 cells = "".join(
                     f'<td style="background:{_COLORS[state]};color:#111;border:1px solid #333;padding:1px 4px" '
-                    f'title="{state}">{html.escape(repr(token)[1:-1])}</td>'
+                    f'title="{state}">{html.escape(repr(tokenizer.decode([token]))[1:-1])}</td>'
                     for token, state in tokens
                 )
                 lines.append(f"<tr><th>{name}</th>{cells}</tr>")

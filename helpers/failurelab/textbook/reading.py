@@ -144,15 +144,16 @@ class Reader:
                 self._rows += 1
             self._reading = ids, Pass(rows, attended)
 
-    def _begin(self) -> tuple[torch.Tensor, Pass] | None:
+    def _begin(self, scores: Any) -> tuple[torch.Tensor, Pass] | None:
+        """Return the ids and the pass that scores, or logits, are of, once; None where they are not to be read."""
+        read = not torch.compiler.is_compiling() and not is_unseen() and isinstance(scores, torch.Tensor)
+        if not read or not scores.requires_grad:
+            return None
         reading, self._reading = self._reading, None
         return reading
 
     def _note_logits(self, head: Any, args: Any, logits: Any) -> None:
-        if torch.compiler.is_compiling() or is_unseen() or not isinstance(logits, torch.Tensor):
-            return
-        reading = self._begin() if logits.requires_grad else None
-        if reading is None:
+        if (reading := self._begin(logits)) is None:
             return
         if logits.ndim != 3 or len(logits) != len(reading[0]):
             self._problem("the logits of a forward pass are not a row for each sequence")
@@ -164,10 +165,7 @@ class Reader:
     def _note_scores(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Listen to log-probabilities that the forward pass itself gives, by labels, where it makes no logits."""
         scores, labels = getattr(output, "log_probs", None), kwargs.get("labels")
-        if torch.compiler.is_compiling() or is_unseen() or not isinstance(scores, torch.Tensor) or labels is None:
-            return
-        reading = self._begin() if scores.requires_grad else None
-        if reading is None:
+        if labels is None or (reading := self._begin(scores)) is None:
             return
         if scores.shape != labels[:, 1:].shape:
             self._problem("which token each log-probability of a forward pass belongs to is not known")

@@ -31,11 +31,12 @@ from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import RewardCalls, pad_id
+from failurelab.textbook.engines import logps_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, reward_table, score_old, with_kl
 from failurelab.textbook.listener import LIBRARIES, Listener
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
-from failurelab.textbook.rows import Ids, Row
+from failurelab.textbook.rows import Ids, Row, group_in_order
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
@@ -136,7 +137,7 @@ class Recorder(Listener):
         self._not_held = ""  # why a right gradient is not held
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
-        self.last_call: tuple[list[Row], RewardCalls] = [], RewardCalls()  # what was drawn, as rewards were asked for
+        self.last_rows: list[Row] = []  # what was drawn, as rewards were asked for
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
         self._dtypes: dict[str, torch.dtype] = {}  # of weights as training begins: an engine casts them before
@@ -144,8 +145,8 @@ class Recorder(Listener):
 
     def _forget_step(self) -> None:
         self._micros = 0
-        self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
-        self._again = self._unknown = self._left = self._moved = 0
+        self._open: list[tuple[int, str]] = []  # micro-batch of each row that is none of a generation's next, and why
+        self._left = 0  # rows of generations that no micro-batch has had
         self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
@@ -186,21 +187,23 @@ class Recorder(Listener):
         return next((step for step in range(now + 1, now + 1000) if self.wanted(step)), None)
 
     def _engine_step(self, compare: Callable[[], None], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.engine.is_gradient_accumulation_boundary() and self.wanted(self.trainer.state.global_step + 1):
+        if self.engine.is_gradient_accumulation_boundary() and self._is_wanted:
             self._safely(self._keep_gradient)
             compare()
         return method(*args, **kwargs)
 
     # what is listened to
 
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the step that is under way is to be compared."""
+        return self.wanted(self.trainer.state.global_step + 1)
+
     def _micro_read(self) -> dict[str, int] | None:
         """Return the numbers of process, step and micro-batch, of a step that is compared."""
-        now = self.trainer.state.global_step
-        return (
-            {"rank": self.ranks.number, "step": now, "micro": self._micros}
-            if self._listens and self.wanted(now + 1)
-            else None
-        )
+        if not (self._listens and self._is_wanted):
+            return None
+        return {"rank": self.ranks.number, "step": self.trainer.state.global_step, "micro": self._micros}
 
     def _drawn_at(self) -> float:
         known = self._batches[-1].temperature if self._batches else None
@@ -255,11 +258,10 @@ class Recorder(Listener):
             judged = turns.judge(row, told, drawn, closing, astray)
             odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
             if row.engine_logps is None and logps is not None and len(logps) == len(ids):
-                row = dataclasses.replace(row, engine_logps=_tensor(logps))
+                row = dataclasses.replace(row, engine_logps=logps_of(logps))
             row = dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row))
             every.append(dataclasses.replace(judged, row=row))
-        names = "foreign", "moved", "masked"
-        foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in names)
+        foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in ("foreign", "moved", "masked"))
         if moved:
             said = f"{moved} of {counted} tokens trained on stand behind other ids than they were drawn behind"
             self._turns.append((turns.RENDERED, said))
@@ -337,7 +339,7 @@ class Recorder(Listener):
 
     def _keep_part(self, loss: torch.Tensor) -> None:
         """Add a loss's own gradient to the part, with the weight that the backward pass will give to that loss."""
-        if not self.wanted(self.trainer.state.global_step + 1):
+        if not self._is_wanted:
             return
         trained = {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
         found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
@@ -383,10 +385,8 @@ class Recorder(Listener):
                 batch.used.add(place)
                 self.problems.append("the step trains on a generation in more than one iteration")
             else:
-                self._open.append(micro)
-                self._again += bool(places)
-                self._unknown += not places
-                self._moved += not places and any(completion[:length] in elsewhere for length in lengths[:-1])
+                is_moved = any(completion[:length] in elsewhere for length in lengths[:-1])
+                self._open.append((micro, "again" if places else "moved" if is_moved else "unknown"))
         if self._batches:
             batch = self._batches[-1]
             batch.slices += 1
@@ -403,7 +403,7 @@ class Recorder(Listener):
         return asked or max(1, rows // max(1, self._micro_rows))
 
     def _clip(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.engine is None and self.wanted(self.trainer.state.global_step + 1):
+        if self.engine is None and self._is_wanted:
             self._safely(self._keep_gradient)
         return method(*args, **kwargs)
 
@@ -411,7 +411,11 @@ class Recorder(Listener):
         self._gradient = self._own_gradient()
 
     def _own_gradient(self) -> Gradient:
-        return _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
+        return self._unscaled(full_gradient(self.trainer))
+
+    def _unscaled(self, gradient: Gradient) -> Gradient:
+        scale = loss_scale(self.trainer)
+        return gradient if scale == 1 else {name: grad / scale for name, grad in gradient.items()}
 
     # what is made of it
 
@@ -438,13 +442,13 @@ class Recorder(Listener):
                 row = turns.with_draws(row, drawn)
             linked.append(row)
         drawn = turns.pad_alike(linked)
-        self.last_call = drawn, asked
-        groups, problem = [0] * count, None  # of several processes they are told when all rows are there
+        self.last_rows = drawn
+        groups, problem = [0] * count, ""  # of several processes they are told when all rows are there
         if not several():
             prompts = [*asked.given("prompts")]
             if len(prompts) != count or self.scores_itself:
                 prompts = [row.prompt for row in drawn]
-            groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
+            groups, problem = group_in_order(self._by_prompt(prompts), group_size(self.trainer))
             if problem and self._mixes(prompts):
                 wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
@@ -539,8 +543,7 @@ class Recorder(Listener):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
         if self._reference != self._fingerprint() and not getattr(self.trainer.args, "sync_ref_model", False):
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
-        texts = [pair for batch in batches for pair in batch.texts]
-        said = ""
+        texts, said = [pair for batch in batches for pair in batch.texts], ""
         if texts:
             said = (
                 f"the reward functions were given other texts than were drawn, for {len(texts)} of {len(rows)} "
@@ -549,13 +552,20 @@ class Recorder(Listener):
         temperatures = {batch.temperature for batch in batches}
         if len(temperatures) > 1:
             problems.append("the step trains on generations that were drawn at several temperatures")
-        temperature = next(iter(temperatures), None)
-        random = [batch.random for batch in batches]
-        given = problems, wrong, said, temperature, random, self.ranks
-        part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        losses = self._losses["library"] or self._losses["own"] if self._overridden else None
-        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held, "losses": losses}
-        return Evidence(rows, gradient, *given, part, **more)
+        return Evidence(
+            rows,
+            gradient,
+            problems,
+            wrong,
+            texts=said,
+            temperature=next(iter(temperatures), None),
+            random=[batch.random for batch in batches],
+            ranks=self.ranks,
+            part=self._part and self._unscaled(self._part),
+            passes=self._reader.passes,
+            unknown=self._not_held,
+            losses=self._losses["library"] or self._losses["own"] if self._overridden else None,
+        )
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -585,19 +595,19 @@ class Recorder(Listener):
 
         Which those are is known where all of the generation belongs to this step.
         """
-        batches = self._concerned()
+        batches, whys = self._concerned(), [why for _, why in self._open]
         left = [(batch, place) for batch in batches for place in range(len(batch.rows)) if place not in batch.trained]
         if self._micros == self._slices * len(batches) and len(left) >= len(self._open):
-            for (batch, place), micro in zip(left, [*self._open, *[0] * len(left)]):
+            for (batch, place), micro in zip(left, [*(micro for micro, _ in self._open), *[0] * len(left)]):
                 batch.trained[place] = micro
-        elif self._again:
-            said = f"{self._again} completions are trained on again before others of their generation are trained on"
+        elif count := whys.count("again"):
+            said = f"{count} completions are trained on again before others of their generation are trained on"
             wrong.append(("completions trained on twice", said))
-        elif self._moved:
-            said = f"{self._moved} completions are trained on behind other prompts than they were drawn behind"
+        elif count := whys.count("moved"):
+            said = f"{count} completions are trained on behind other prompts than they were drawn behind"
             wrong.append(("completions of other prompts", said))
             problems.append("completions are not those of their prompts")
-        elif self._unknown:
+        elif whys:
             problems.append("the trainer trains on tokens that are not those that were drawn, on a part of them")
         elif self._left:
             wrong.append(("completions left out", f"{self._left} completions of a generation are never trained on"))
@@ -657,15 +667,6 @@ def _ids_of(inputs: Any) -> list[tuple[Ids, Ids]] | None:
     return list(zip(prompts, (tuple(row) for row in inputs["completion_ids"].tolist())))
 
 
-def _groups(prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
-    """Return each row's group: `size` completions, one after another, of one prompt; and what speaks against it."""
-    groups = [place // size for place in range(len(prompts))]
-    for place in range(len(prompts)):
-        if prompts[place] != prompts[place - place % size]:
-            return groups, f"the completions of a prompt do not stand together in groups of {size}"
-    return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else None
-
-
 def reference_of(trainer: Any) -> Reference:
     """Return what gives the reference model for a block: the trainer's own, else the policy without its adapters.
 
@@ -706,11 +707,3 @@ def loss_scale(trainer: Any) -> float:
     """Return what the loss is multiplied with before the backward pass, for numbers of 16 bits."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     return float(scaler.get_scale()) if scaler is not None else 1.0
-
-
-def _scaled(gradient: Gradient, factor: float) -> Gradient:
-    return gradient if factor == 1 else {name: grad * factor for name, grad in gradient.items()}
-
-
-def _tensor(scores: Sequence[float | None]) -> torch.Tensor:
-    return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)

@@ -134,3 +134,16 @@ def cut_at_end(completion: Sequence[int], ends: Collection[int]) -> tuple[tuple[
         if token in ends:
             return tuple(completion[: place + 1]), True
     return tuple(completion), False
+
+
+def group_in_order(prompts: Sequence[object], size: int) -> tuple[list[int], str]:
+    """Return each completion's group: `size` completions, one after another, of one prompt; and what speaks against it.
+
+    Args:
+        prompts: of the completions, in their order.
+        size: of a group.
+    """
+    groups = [place // size for place in range(len(prompts))]
+    if any(prompt != prompts[place - place % size] for place, prompt in enumerate(prompts)):
+        return groups, f"the completions of a prompt do not stand together in groups of {size}"
+    return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else ""

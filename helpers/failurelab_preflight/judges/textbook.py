@@ -219,7 +219,7 @@ class StepJudge(TrainerCallback):
         A rate of 1e-6 leaves it where it was. Not where the script's own function draws: it may have had its weights.
         """
         left = self._open.keys() & {"penalty", "bounds"}
-        rows = [row for row in self._recorder.last_call[0] if row.completion]
+        rows = [row for row in self._recorder.last_rows if row.completion]
         if not left or not rows or not self._reports("HELD") or self._maker[0]:
             return
         self.training.flat, self.training.moved = left == {"penalty"}, True
