@@ -271,14 +271,16 @@ class _Comparer:
         return gradient
 
     def readings(self) -> dict[str, Options]:
-        readings = dict(self.options.readings())
-        if len(self.trained) == len(self.rows):  # the step's tokens are the generation's
-            readings = {name: options for name, options in readings.items() if not options.generation_tokens}
-        if not any(row.ends_in_padding for row in self.rows):
-            readings = {name: options for name, options in readings.items() if not options.padding_ends}
-        if max(len(row.prompt) + row.padded[1] for row in self.rows) <= (self.options.max_length or math.inf):
-            readings = {name: options for name, options in readings.items() if not options.length_padded}
-        return readings
+        """Return the readings of the options, without those that are the same for these rows."""
+        longest = max(len(row.prompt) + row.padded[1] for row in self.rows)
+        differs = {
+            "generation_tokens": len(self.trained) < len(self.rows),
+            "padding_ends": any(row.ends_in_padding for row in self.rows),
+            "length_padded": longest > (self.options.max_length or math.inf),
+        }
+        same = [name for name, does in differs.items() if not does]
+        readings = self.options.readings().items()
+        return {said: options for said, options in readings if not any(getattr(options, name) for name in same)}
 
     def compare(self, with_suspects: bool, with_controls: bool) -> Comparison:
         if depends_on_grad(self.model):

@@ -214,14 +214,12 @@ def expected_gradient(
                 if grad is not None:
                     gradient[name] += grad.to(gradient[name].dtype)
             if tally is not None:
-                seen = Tally()
-                seen.count(definition, step.options, part)
+                tally.count(definition, step.options, part)
                 pairs = zip(scores, grads[len(leaves) :])
                 slopes = [torch.zeros_like(own) if grad is None else grad for own, grad in pairs]
                 given = {name: own.detach().cpu() for name, own in vars(part).items()}
                 own, slope = (tuple(each.detach().cpu() for each in some) for some in (scores, slopes))
-                seen.slopes.append(Slopes(rows_done, own, slope, given))
-                tally.add(seen)
+                tally.slopes.append(Slopes(rows_done, own, slope, given))
     return gradient
 
 
@@ -277,14 +275,6 @@ class Step:
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
             self.kept[row.micro] += 0 if left_out(row, self.options) else row.length()
-        turns: dict[int, dict[int | None, int]] = {}  # of a rank's micro-batches, which come one after another
-        for micro, rank in sorted({(row.micro or 0, row.rank) for row in self.rows}):
-            turns.setdefault(rank, {})[micro] = len(turns.get(rank, {}))
-        self._turns = {micro: turn for own in turns.values() for micro, turn in own.items()}
-
-    def turn(self, row: Row) -> int:
-        """Return which of its rank's micro-batches trains on a row, from 0."""
-        return self._turns[row.micro or 0]
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -350,21 +340,25 @@ class Step:
         self, forward: Callable[..., torch.Tensor], part: range, reference: Reference | None, precision: Precision
     ) -> tuple[types.SimpleNamespace, list[torch.Tensor]]:
         """Return what the loss of some rows is made of, and the scores that it depends on."""
-        options = self.options
+        options, own, places = self.options, [self.rows[number] for number in part], list(part)
         entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
         now = self.score_rows(forward, part, entropy=entropy)
-        logps, mask, places = now.logps, now.mask, list(part)  # (rows, tokens)
-        chosen = (
-            torch.stack([self.chosen_of(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
-        )
-        counts = [max(self.kept[self.rows[number].micro], 1) * len(self.kept) for number in part]
+        logps, mask = now.logps, now.mask  # (rows, tokens)
+        chosen = torch.ones_like(mask)
+        if self.chosen:
+            chosen = torch.stack([self.chosen_of(number, mask) for number in part])
+        counts = [max(self.kept[row.micro], 1) * len(self.kept) for row in own]
+        # A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
+        rounded = [None if precision.float32 else row.old_rounded for row in own]
+        before = [row.old_logps if other is None else other for row, other in zip(own, rounded)]
+        old_logps = self._put(part, logps.detach(), before)
         made = types.SimpleNamespace(
             logps=logps,
             entropies=now.entropies if entropy else torch.zeros_like(mask),
             mask=mask,
             chosen=chosen,
-            old_logps=(old := self._old_logps(part, logps.detach(), precision)),
-            engine_logps=self._engine_logps(part, old),
+            old_logps=old_logps,
+            engine_logps=self._put(part, old_logps, [row.engine_logps for row in own]),
             reference_logps=self._reference_logps(reference, part, precision).to(logps)
             if options.beta
             else logps.detach(),
@@ -379,21 +373,8 @@ class Step:
         chosen = self.chosen.get(number, mask.new_zeros(0))
         return nn.functional.pad(chosen, (0, mask.shape[-1] - len(chosen))).to(mask)
 
-    def _old_logps(self, part: range, now: torch.Tensor, precision: Precision) -> torch.Tensor:
-        """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`.
-
-        A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
-        """
-        own = [self.rows[number] for number in part]
-        exact = [precision.float32 or row.old_rounded is None for row in own]
-        return self._put(part, now, [row.old_logps if one else row.old_rounded for row, one in zip(own, exact)])
-
-    def _engine_logps(self, part: range, old: torch.Tensor) -> torch.Tensor:
-        """Return log-probabilities (rows, tokens) by the engine that drew the tokens; where there is none, `old`."""
-        return self._put(part, old, [self.rows[number].engine_logps for number in part])
-
     def _put(self, part: range, scores: torch.Tensor, of_rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Return scores (rows, tokens) with those that are known of each row's completion in their places."""
+        """Return scores (rows, tokens) with those that are known of each row's completion, by what drew it."""
         scores = scores.clone()
         for place, (number, known) in enumerate(zip(part, of_rows)):
             if known is None:

@@ -14,7 +14,6 @@ knows. What else is wrong is found all the same, and told by its figures.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -90,32 +89,38 @@ def _is_old(rows: Sequence[Row], options: Options) -> bool:
     return any(row.old_logps is not None for row in rows)
 
 
-def _other_scores() -> Iterator[Suspect]:
-    yield Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1))
+def _where(padded: bool = False, heated: bool = False) -> When:
+    """Return what says that prompts are padded, and that tokens are drawn at another temperature than 1, if asked."""
+    return lambda rows, options: (
+        (not padded or any(len(row.prompt) < row.padded[0] for row in rows))
+        and (not heated or options.temperature != 1)
+    )
+
+
+_FRONT, _BARE = {"padded": True, "from_prompt": True}, {"padded": True, "attend_padding": True}
+SCORES = (
+    Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1)),
     # Rows of the prompt: TRL #2770. trl 0.14 hands no attention mask over (TRL #2708), and leaves the temperature out.
-    for front, cold, bare in itertools.product((True, False), (False, True), (False, True)):
-        lacks = [name for name, lacking in (("attention mask", bare), ("temperature", cold)) if lacking]
-        name = "rows of the prompt" if front else NO_MASK if bare else "temperature"
-        line = f"without {' and '.join(lacks)}" if lacks else ""
-        line = line if front else "and without temperature" * cold if bare else "left out"
-        given = {"padded": front or bare, "from_prompt": front, "attend_padding": bare}
-
-        def is_seen(rows: Sequence[Row], options: Options, cold: bool = cold, bare: bool = bare) -> bool:
-            padded = any(len(row.prompt) < row.padded[0] for row in rows)
-            return (padded or not bare) and (options.temperature != 1 or not cold)
-
-        if front or lacks:
-            yield Suspect(name, line, _scored(1.0 if cold else None, **given), is_seen)
-    yield Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1)
-    yield Suspect(
+    Suspect("rows of the prompt", "", _scored(**_FRONT)),
+    Suspect("rows of the prompt", "without attention mask", _scored(**_FRONT | _BARE), _where(padded=True)),
+    Suspect("rows of the prompt", "without temperature", _scored(1.0, **_FRONT), _where(heated=True)),
+    Suspect(
+        "rows of the prompt",
+        "without attention mask and temperature",
+        _scored(1.0, **_FRONT | _BARE),
+        _where(True, True),
+    ),
+    Suspect(NO_MASK, "", _scored(**_BARE), _where(padded=True)),
+    Suspect("temperature", "left out", _scored(1.0), _where(heated=True)),
+    Suspect(NO_MASK, "and without temperature", _scored(1.0, **_BARE), _where(True, True)),
+    Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
+    Suspect(
         "temperature",
         "of the arguments, and not that of the sampling",
         {"scoring": lambda options, pad: Scoring(options.asked_temperature, pad=pad)},
         lambda rows, options: options.asked_temperature not in (1.0, options.temperature),
-    )
-
-
-SCORES = tuple(_other_scores())
+    ),
+)
 _OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
 ENDS = (  # a mask that the attention reads too, or the loss alone
     *(Suspect("first token left out", "", _scored(tokens="no first", mask_attends=both)) for both in (True, False)),

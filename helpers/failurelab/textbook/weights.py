@@ -104,9 +104,11 @@ def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) 
         scale: that weights are divided by, as those of a scaled loss.
     """
     left: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    micros = sorted({step.rows[number].micro or 0 for number in step.own})  # of this rank: passes count them from 0
     for number in step.own:
         row = step.rows[number]
-        left.setdefault((step.turn(row), _bare(row.prompt + row.completion, pad)[1]), []).append(number)
+        turn, ids = micros.index(row.micro or 0), _bare(row.prompt + row.completion, pad)[1]
+        left.setdefault((turn, ids), []).append(number)
     weights, other, total = Weights(), 0, 0
     for made in passes:
         for trained in made.rows:
