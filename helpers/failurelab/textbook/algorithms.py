@@ -14,18 +14,13 @@ from failurelab.textbook.fields import LOSSES, Left, Options
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """An algorithm.
+    """An algorithm."""
 
-    Attributes:
-        definition: of its loss.
-        losses: values of `loss_type` that the definition has.
-        not_here: fields that are GRPO's alone, or whose evidence is taken from its trainer alone.
-        change: what options are otherwise than the arguments of these names say, from the trainer and these options.
-    """
-
-    definition: Definition
-    losses: tuple[str, ...] = LOSSES
+    definition: Definition  # of its loss
+    losses: tuple[str, ...] = LOSSES  # values of `loss_type` that the definition has
+    # fields that are GRPO's alone, or whose evidence is taken from its trainer alone
     not_here: Mapping[str, Left] = dataclasses.field(default_factory=dict)
+    # what options are otherwise than the arguments of these names say, from the trainer and these options
     change: Callable[[Any, Options], dict[str, Any]] = lambda trainer, options: {}
 
     @property

@@ -27,35 +27,20 @@ _LEAST_MOVE = 1e-4  # nats a token: a policy that moved less looks like its firs
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A completion that was drawn.
-
-    Attributes:
-        number: of the draw.
-        call: number of the call that drew it; `row` in that call.
-        row: see call.
-        context: ids that it was drawn behind, without padding.
-        tokens: that were drawn, up to the end and with it.
-        ended: whether the last of them is an end.
-        step: optimizer steps that were done before.
-        by: `the policy`, `an engine`, or the class of another model.
-        weights: a number for the weights that drew; None where they are not known.
-        temperature: that was asked for; None where it is not known.
-        logps: of the tokens, by what drew them; None where it did not tell.
-        policy_logps: of the tokens, by the policy at that time.
-    """
+    """A completion that was drawn."""
 
     number: int
-    call: int
-    row: int
-    context: Ids
-    tokens: Ids
-    ended: bool
-    step: int = 0
-    by: str = POLICY
-    weights: int | None = None
-    temperature: float | None = None
-    logps: tuple[float, ...] | None = None
-    policy_logps: tuple[float, ...] = ()
+    call: int  # number of the call that drew it
+    row: int  # place in that call
+    context: Ids  # ids that it was drawn behind, without padding
+    tokens: Ids  # that were drawn, up to the end and with it
+    ended: bool  # whether the last of them is an end
+    step: int = 0  # optimizer steps that were done before
+    by: str = POLICY  # `the policy`, `an engine`, or the class of another model
+    weights: int | None = None  # a number for the weights that drew; None where they are not known
+    temperature: float | None = None  # that was asked for; None where it is not known
+    logps: tuple[float, ...] | None = None  # of the tokens, by what drew them; None where it did not tell
+    policy_logps: tuple[float, ...] = ()  # of the tokens, by the policy at that time
 
     @functools.cached_property
     def sequence(self) -> Ids:
@@ -69,67 +54,42 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Paid:
-    """A completion that was rewarded.
+    """A completion that was rewarded."""
 
-    Attributes:
-        row: place in the call of the reward functions.
-        batch: which call that is.
-        step: optimizer steps that were done before.
-        group: number of the group in that batch.
-        rewards: of each function.
-        total: of the trainer; None where no function gave one.
-        text: that the functions were given; None where it is no plain text.
-        other_text: whether it is another one than was drawn; None where that is not known.
-        columns: all that they were given for this row, as text.
-        ids: of the completion, as the functions were given them, or as they were drawn; None where not known.
-        draw: that it is; None where that is not known.
-    """
-
-    row: int
-    batch: int
-    step: int
-    group: int
-    rewards: tuple[float | None, ...]
-    total: float | None
-    text: str | None = None
-    other_text: bool | None = None
+    row: int  # place in the call of the reward functions
+    batch: int  # which call that is
+    step: int  # optimizer steps that were done before
+    group: int  # number of the group in that batch
+    rewards: tuple[float | None, ...]  # of each function
+    total: float | None  # of the trainer; None where no function gave one
+    text: str | None = None  # that the functions were given; None where it is no plain text
+    other_text: bool | None = None  # whether it is another one than was drawn; None where that is not known
+    # all that they were given for this row, as text
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # of the completion, as the functions were given them, or as they were drawn; None where not known
     ids: Ids | None = None
-    draw: Draw | None = None
+    draw: Draw | None = None  # that it is; None where that is not known
 
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What has to be known of a run to read its tables.
+    """What has to be known of a run to read its tables."""
 
-    Attributes:
-        pad: id of the padding.
-        ends: ids that end a completion.
-        draws_known: whether nothing can have drawn without being seen: no rollouts of the script's own.
-        by_hand: whether such rollouts asked the policy for tokens by their own calls, which no draw is known of.
-        groups_known: whether groups are those of the library: completions that stand together.
-        rewards_known: whether a completion's reward is the sum of the functions' rewards.
-        steps_allowed: optimizer steps that may lie between a draw and the step that trains on it.
-        rounding: of a log-probability, in nats.
-        noisy: whether dropout makes each pass another one.
-        moved: nats a token that the policy has moved since another one drew first; None where none did.
-        rows: of the dataset, where it is small.
-        decode: gives the text of ids.
-        weights: of the policy as it trained, by the number of steps done.
-    """
-
-    pad: int = 0
-    ends: frozenset[int] = frozenset()
-    draws_known: bool = True
+    pad: int = 0  # id of the padding
+    ends: frozenset[int] = frozenset()  # ids that end a completion
+    draws_known: bool = True  # whether nothing can have drawn without being seen: no rollouts of the script's own
+    # whether such rollouts asked the policy for tokens by their own calls, which no draw is known of
     by_hand: bool = False
-    groups_known: bool = True
-    rewards_known: bool = True
-    steps_allowed: int = 0
-    rounding: float = 0.01
-    noisy: bool = False
+    groups_known: bool = True  # whether groups are those of the library: completions that stand together
+    rewards_known: bool = True  # whether a completion's reward is the sum of the functions' rewards
+    steps_allowed: int = 0  # optimizer steps that may lie between a draw and the step that trains on it
+    rounding: float = 0.01  # of a log-probability, in nats
+    noisy: bool = False  # whether dropout makes each pass another one
+    # nats a token that the policy has moved since another one drew first; None where none did
     moved: float | None = None
-    rows: tuple[Mapping[str, Any], ...] = ()
-    decode: Callable[[Ids], str] = str
+    rows: tuple[Mapping[str, Any], ...] = ()  # of the dataset, where it is small
+    decode: Callable[[Ids], str] = str  # gives the text of ids
+    # of the policy as it trained, by the number of steps done
     weights: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
 
 

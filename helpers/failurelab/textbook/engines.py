@@ -26,18 +26,13 @@ Answer = tuple[Sequence[int], Sequence[int], Sequence[float | None] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """What draws for a trainer.
+    """What draws for a trainer."""
 
-    Attributes:
-        owner: whose method is listened to.
-        name: of the method.
-        read: takes the arguments of a call, by name, and what it returned; gives the answers, one for each completion.
-        temperature: takes the same arguments; gives the temperature that was asked for, or None.
-    """
-
-    owner: Any
-    name: str
+    owner: Any  # whose method is listened to
+    name: str  # of the method
+    # takes the arguments of a call, by name, and what it returned; gives the answers, one for each completion
     read: Callable[[Mapping[str, Any], Any], list[Answer]]
+    # takes the same arguments; gives the temperature that was asked for, or None
     temperature: Callable[[Mapping[str, Any]], float | None]
 
 

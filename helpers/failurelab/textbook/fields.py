@@ -91,16 +91,11 @@ IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.s
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A field that the textbook does not implement.
+    """A field that the textbook does not implement."""
 
-    Attributes:
-        neutral: values that leave the gradient as it is.
-        reason: what the others do to it.
-        counts: whether the field has an effect in this trainer, where its value alone does not tell.
-    """
-
-    neutral: tuple[Any, ...]
-    reason: str
+    neutral: tuple[Any, ...]  # values that leave the gradient as it is
+    reason: str  # what the others do to it
+    # whether the field has an effect in this trainer, where its value alone does not tell
     counts: Callable[[Any], bool] | None = None
 
     def is_neutral(self, value: Any) -> bool:

@@ -36,15 +36,10 @@ class OutOfMemory(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """How far each bound is moved, outwards where positive: which side a token near it lies on is rounding's choice.
+    """How far each bound is moved, outwards where positive: which side a token near it lies on is rounding's choice."""
 
-    Attributes:
-        ratio: of the ratios' bounds, in nats.
-        entropy: of the entropy from which on tokens are trained on, in nats.
-    """
-
-    ratio: float = 0.0
-    entropy: float = 0.0
+    ratio: float = 0.0  # of the ratios' bounds, in nats
+    entropy: float = 0.0  # of the entropy from which on tokens are trained on, in nats
 
     def move(self, options: Options) -> Options:
         """Return the options with the ratios' bounds moved."""
@@ -67,21 +62,13 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """In which numbers, and with which dropout, the textbook computes.
+    """In which numbers, and with which dropout, the textbook computes."""
 
-    Attributes:
-        float32: weights are copied to float32 where they are narrower (not those that are quantized).
-        autocast: dtype of autocast, or None.
-        dropout: modules keep their mode; the number seeds the draws. None: no dropout.
-        padded: rows are padded as in generation, which changes nothing but the rounding.
-        scale: that the loss is multiplied with, and the gradient divided by, so that 16 bits hold it.
-    """
-
-    float32: bool = True
-    autocast: torch.dtype | None = None
-    dropout: int | None = None
-    padded: bool = False
-    scale: float = 1.0
+    float32: bool = True  # weights are copied to float32 where they are narrower (not those that are quantized)
+    autocast: torch.dtype | None = None  # dtype of autocast, or None
+    dropout: int | None = None  # modules keep their mode; the number seeds the draws. None: no dropout.
+    padded: bool = False  # rows are padded as in generation, which changes nothing but the rounding
+    scale: float = 1.0  # that the loss is multiplied with, and the gradient divided by, so that 16 bits hold it
 
 
 EXACT = Precision()
@@ -106,24 +93,16 @@ class Slopes:
 
 @dataclasses.dataclass
 class Tally:
-    """What a pass saw, for what it can say of the options.
+    """What a pass saw, for what it can say of the options."""
 
-    Attributes:
-        tokens: that were trained on.
-        clipped: of these, where the clipped product was the smaller one.
-        apart: largest distance of a token's log-probability from the reference's, in nats.
-        drift: largest distance of a ratio from 1.
-        slopes: of the loss, of each part of the rows.
-        log_ratios: of the tokens that are trained on, or of their completions; row after row.
-        entropies: of the tokens among which those of the highest are chosen, of each micro-batch; row after row.
-    """
-
-    tokens: int = 0
-    clipped: int = 0
-    apart: float = 0.0
-    drift: float = 0.0
-    slopes: list[Slopes] = dataclasses.field(default_factory=list)
+    tokens: int = 0  # that were trained on
+    clipped: int = 0  # of these, where the clipped product was the smaller one
+    apart: float = 0.0  # largest distance of a token's log-probability from the reference's, in nats
+    drift: float = 0.0  # largest distance of a ratio from 1
+    slopes: list[Slopes] = dataclasses.field(default_factory=list)  # of the loss, of each part of the rows
+    # of the tokens that are trained on, or of their completions; row after row
     log_ratios: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    # of the tokens among which those of the highest are chosen, of each micro-batch; row after row
     entropies: dict[int | None, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def rounding(self, other: "Tally") -> Shift:

@@ -29,21 +29,13 @@ _SAMPLE = 256  # rows of logits that the temperature is read from
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """A token that is trained on.
+    """A token that is trained on."""
 
-    Attributes:
-        place: how many ids the model had read as it scored it.
-        token: the id that was scored.
-        weight: the loss's derivative by its log-probability; NaN where it is not known.
-        logp: its log-probability there, at the temperature that was drawn at.
-        at: place among the ids as they were handed over, with padding.
-    """
-
-    place: int
-    token: int
-    weight: float = math.nan
-    logp: float = math.nan
-    at: int = 0
+    place: int  # how many ids the model had read as it scored it
+    token: int  # the id that was scored
+    weight: float = math.nan  # the loss's derivative by its log-probability; NaN where it is not known
+    logp: float = math.nan  # its log-probability there, at the temperature that was drawn at
+    at: int = 0  # place among the ids as they were handed over, with padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +67,10 @@ class Trained:
 
 @dataclasses.dataclass
 class Pass:
-    """A forward pass of the loss.
+    """A forward pass of the loss."""
 
-    Attributes:
-        rows: with the tokens that have a gradient, in the last backward pass.
-        attended: whether each id, as it was handed over, is attended to.
-    """
-
-    rows: list[Trained]
-    attended: list[list[bool]]
+    rows: list[Trained]  # with the tokens that have a gradient, in the last backward pass
+    attended: list[list[bool]]  # whether each id, as it was handed over, is attended to
 
     def write(self, found: Sequence[tuple[int, int, int, float, float]]) -> None:
         """Write down the tokens: of each the row, the place of its logits, its id, weight and log-probability."""

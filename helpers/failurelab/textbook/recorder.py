@@ -84,30 +84,20 @@ class Evidence:
 
 @dataclasses.dataclass
 class _Batch:
-    """One generation with its rewards.
+    """One generation with its rewards."""
 
-    Attributes:
-        rows: its completions.
-        step: optimizer steps that were done before it.
-        problems: why it cannot be judged.
-        texts: pairs of what was drawn and what reward functions were given instead.
-        temperature: that `generate` was handed; None where it was not asked.
-        random: of several processes, the state of the generator before the draw; 0 where it is not known.
-        wrong: what is wrong with what was drawn, as in Evidence.
-        slices: micro-batches that have trained on it.
-        used: places of the rows that have been trained on in this iteration.
-        trained: places of the rows that this optimizer step trains on, with their micro-batches.
-    """
-
-    rows: list[Row]
-    step: int
-    problems: list[str]
-    texts: list[tuple[str, str]]
-    temperature: float | None = None
-    random: int = 0
+    rows: list[Row]  # its completions
+    step: int  # optimizer steps that were done before it
+    problems: list[str]  # why it cannot be judged
+    texts: list[tuple[str, str]]  # pairs of what was drawn and what reward functions were given instead
+    temperature: float | None = None  # that `generate` was handed; None where it was not asked
+    random: int = 0  # of several processes, the state of the generator before the draw; 0 where it is not known
+    # what is wrong with what was drawn, as in Evidence
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    slices: int = 0
+    slices: int = 0  # micro-batches that have trained on it
+    # places of the rows that have been trained on in this iteration
     used: set[int] = dataclasses.field(default_factory=set)
+    # places of the rows that this optimizer step trains on, with their micro-batches
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
 
 

@@ -88,21 +88,13 @@ class Scoring:
 
 @dataclasses.dataclass
 class Layout:
-    """A row as the model is given it.
+    """A row as the model is given it."""
 
-    Attributes:
-        ids: token ids.
-        attended: whether each is attended to.
-        start: place in `ids` of the completion's first token.
-        places: places in `ids` of the tokens that are scored.
-        sources: places of the logits that score them.
-    """
-
-    ids: list[int]
-    attended: list[bool]
-    start: int
-    places: list[int]
-    sources: list[int]
+    ids: list[int]  # token ids
+    attended: list[bool]  # whether each is attended to
+    start: int  # place in `ids` of the completion's first token
+    places: list[int]  # places in `ids` of the tokens that are scored
+    sources: list[int]  # places of the logits that score them
 
 
 def lay_out(row: Row, scoring: Scoring) -> Layout:

@@ -58,19 +58,12 @@ When = Callable[[Sequence[Row], Options], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A mistake that people make.
+    """A mistake that people make."""
 
-    Attributes:
-        name: of the kind of mistake.
-        line: which one of the kind.
-        change: the function of the definition that is another one, by its name there.
-        when: whether it can make a difference.
-    """
-
-    name: str
-    line: str
-    change: Mapping[str, Callable[..., Any]]
-    when: When = lambda rows, options: True
+    name: str  # of the kind of mistake
+    line: str  # which one of the kind
+    change: Mapping[str, Callable[..., Any]]  # the function of the definition that is another one, by its name there
+    when: When = lambda rows, options: True  # whether it can make a difference
 
     def replace(self, definition: Definition) -> Definition:
         """Return a definition with this mistake in it."""
@@ -193,33 +186,19 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The search for what explains one gradient.
+    """The search for what explains one gradient."""
 
-    Attributes:
-        rows: of the step.
-        options: of the definition.
-        definition: of the trainer's kind.
-        theirs: the trainer's gradient.
-        floor: of the measurement.
-        gradient: gives the expected gradient of a definition.
-        pad: token id of the padding.
-        accumulated: micro-batches that were asked for, of a process.
-        ranks: the processes that train together.
-        passes: of the trainer's loss, as they were read.
-        scale: that their weights are divided by.
-    """
-
-    rows: Sequence[Row]
-    options: Options
-    definition: Definition
-    theirs: Gradient
-    floor: Floor
-    gradient: Callable[..., Gradient]
-    pad: int = 0
-    accumulated: int = 1
-    ranks: Ranks = ALONE
-    passes: Sequence[Pass] = ()
-    scale: float = 1.0
+    rows: Sequence[Row]  # of the step
+    options: Options  # of the definition
+    definition: Definition  # of the trainer's kind
+    theirs: Gradient  # the trainer's gradient
+    floor: Floor  # of the measurement
+    gradient: Callable[..., Gradient]  # gives the expected gradient of a definition
+    pad: int = 0  # token id of the padding
+    accumulated: int = 1  # micro-batches that were asked for, of a process
+    ranks: Ranks = ALONE  # the processes that train together
+    passes: Sequence[Pass] = ()  # of the trainer's loss, as they were read
+    scale: float = 1.0  # that their weights are divided by
 
     @property
     def near(self) -> float:

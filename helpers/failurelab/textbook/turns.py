@@ -56,21 +56,13 @@ def pad_alike(rows: Sequence[Row]) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A row that a rollout function returned, beside what was drawn.
+    """A row that a rollout function returned, beside what was drawn."""
 
-    Attributes:
-        row: with the tokens that are to be read alone as given.
-        foreign: how many of its tokens are said to be the policy's, and nobody drew them.
-        moved: how many of them were drawn in a later turn of this dialogue, behind other ids than stand before them.
-        masked: how many of them were drawn, and are said to be given.
-        seen: whether it is known what drew it.
-    """
-
-    row: Row
-    foreign: int
-    moved: int
-    masked: int
-    seen: bool
+    row: Row  # with the tokens that are to be read alone as given
+    foreign: int  # how many of its tokens are said to be the policy's, and nobody drew them
+    moved: int  # how many of them were drawn in a later turn of this dialogue, behind other ids than stand before them
+    masked: int  # how many of them were drawn, and are said to be given
+    seen: bool  # whether it is known what drew it
 
 
 def judge(
