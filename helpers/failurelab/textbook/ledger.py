@@ -62,21 +62,20 @@ from failurelab.textbook.rows import Row
 
 Scores = tuple[float, ...]  # log-probabilities of the tokens of a draw
 ENGINE = "an engine"
+KEPT = 8  # optimizer steps, the last ones
 _COLORS = {DRAWN: "#cfe3f1", MOVED: "#fbdcc4", FOREIGN: "#f3b8b0", PADDING: "#dddddd", UNKNOWN: "#ffffff"}
 _SHOWN = 4  # rows that are drawn in a notebook
 
 
 class Ledger(Listener, TrainerCallback):
-    """Listens to a trainer while it trains, and has the three tables of what it saw.
+    """Listens to a trainer while it trains, and has the three tables of what it saw in the last KEPT steps.
 
     Args:
         trainer: one that draws completions and trains on them: GRPO, RLOO, Online DPO, or of one's own.
-        most: optimizer steps that are kept, the last ones.
     """
 
-    def __init__(self, trainer: Any, most: int = 8):
+    def __init__(self, trainer: Any):
         super().__init__(trainer)
-        self.most = most
         self.draws: list[Draw] = []
         self.paid: list[Paid] = []
         given = lambda: self._drawn_at, self._safely, self.problems.append
@@ -115,7 +114,7 @@ class Ledger(Listener, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget steps that are too long ago."""
-        first = state.global_step - self.most
+        first = state.global_step - KEPT
         kept = [made for made in self._reader.passes if made.rows[0].step >= first]
         if len(kept) < len(self._reader.passes):
             self._reader.passes = kept
@@ -182,7 +181,7 @@ class Ledger(Listener, TrainerCallback):
 
     @property
     def trained(self) -> list[Trained]:
-        """Rows of forward passes with the tokens that have a gradient, the last `most` steps of them."""
+        """Rows of forward passes with the tokens that have a gradient, the last KEPT steps of them."""
         return [row for made in self._reader.passes for row in made.rows if row.tokens]
 
     @property
