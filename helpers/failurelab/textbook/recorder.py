@@ -86,10 +86,11 @@ class Evidence:
 class _Batch:
     """One generation with its rewards."""
 
-    rows: list[Row]  # its completions
-    step: int  # optimizer steps that were done before it
-    problems: list[str]  # why it cannot be judged
-    texts: list[tuple[str, str]]  # pairs of what was drawn and what reward functions were given instead
+    rows: list[Row] = dataclasses.field(default_factory=list)  # its completions
+    step: int = 0  # optimizer steps that were done before it
+    problems: list[str] = dataclasses.field(default_factory=list)  # why it cannot be judged
+    # pairs of what was drawn and what reward functions were given instead
+    texts: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     temperature: float | None = None  # that `generate` was handed; None where it was not asked
     random: int = 0  # of several processes, the state of the generator before the draw; 0 where it is not known
     # what is wrong with what was drawn, as in Evidence
@@ -123,10 +124,8 @@ class Recorder(Listener):
         self._forget_draws()
         self._inside = False
         self._within: list[Row] = []  # what a rollout function draws on its way to its answer
-        self._turns: list[tuple[str, str]] = []  # what is wrong with them
         self._not_held = ""  # why a right gradient is not held
-        self._temperature: float | None = None  # that they were drawn at
-        self._random = 0
+        self._next = _Batch()  # that rewards were not asked for yet
         self.last_rows: list[Row] = []  # what was drawn, as rewards were asked for
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
@@ -254,11 +253,11 @@ class Recorder(Listener):
         foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in ("foreign", "moved", "masked"))
         if moved:
             said = f"{moved} of {counted} tokens trained on stand behind other ids than they were drawn behind"
-            self._turns.append((turns.RENDERED, said))
+            self._next.wrong.append((turns.RENDERED, said))
         if foreign or masked or odd:
             said = f"env_mask has another length than the completion, of {odd} completions; " * bool(odd)
             said += f"of {counted} tokens trained on {foreign} were not drawn behind what stands before them"
-            self._turns.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
+            self._next.wrong.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
         if not all(each.seen for each in every):
             said = "what drew the completions that rollout_func returned was not seen"
             self._not_held = f"{said}, so which of their tokens are the policy's is not known"
@@ -266,14 +265,14 @@ class Recorder(Listener):
 
     def take_draws(self, drawing: Any, rows: list[Row], temperature: float | None) -> None:
         """Take what one call drew; within a rollout function, what its answer is held against."""
-        self._temperature = temperature
+        self._next.temperature = temperature
         rows = [dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows]
         (self._within if self._rolls_out else self._drawn).extend(rows)
 
     def before_draw(self) -> None:
         """Note the state of the generator, which must be another one on each rank."""
-        if several() and not self._random:
-            self._random = _random_state(self.trainer.model)
+        if several() and not self._next.random:
+            self._next.random = _random_state(self.trainer.model)
 
     def _ends_in_padding(self, row: Row) -> bool:
         """Whether a completion was cut behind the padding's token, drawn as a word."""
@@ -412,17 +411,15 @@ class Recorder(Listener):
     def take_rewards(self, asked: RewardCalls, drawn: list[Row], places: list[int | None]) -> None:
         """Put generation and rewards together."""
         count, number = len(asked.table[0]), len(self._batches)
-        temperature, self._temperature = self._temperature, None
-        random, self._random = self._random, 0
-        problems: list[str] = []
+        batch, self._next = self._next, _Batch()
+        batch.step = self.trainer.state.global_step
         if any(len(values) != count for values in asked.table):
-            problems.append("the reward functions returned different numbers of rewards")
-        wrong, self._turns = self._turns, []
+            batch.problems.append("the reward functions returned different numbers of rewards")
         if None in places:
             said = "the completions that reward functions were given are not those that were drawn"
-            problems += self.problems or [said]  # what was not recorded is the reason
-        if problems:
-            self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
+            batch.problems += self.problems or [said]  # what was not recorded is the reason
+        if batch.problems:
+            self._batches.append(batch)
             return
         ids, linked = asked.given("completion_ids"), list[Row]()
         for place, row in enumerate(drawn[place] for place in places if place is not None):
@@ -431,8 +428,7 @@ class Recorder(Listener):
                 row = dataclasses.replace(row, completion=own, ended=own[-1] in self.ends())
                 row = turns.with_draws(row, drawn)
             linked.append(row)
-        drawn = turns.pad_alike(linked)
-        self.last_rows = drawn
+        drawn = self.last_rows = turns.pad_alike(linked)
         groups, problem = [0] * count, ""  # of several processes they are told when all rows are there
         if not several():
             prompts = [*asked.given("prompts")]
@@ -440,17 +436,15 @@ class Recorder(Listener):
                 prompts = [row.prompt for row in drawn]
             groups, problem = group_in_order(self._by_prompt(prompts), group_size(self.trainer))
             if problem and self._mixes(prompts):
-                wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
+                batch.wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
-        rewards = list(zip(*asked.table))
-        texts = self._other_texts(drawn, asked.given("completions"))
-        rows = [
+        batch.problems += [problem] * bool(problem)
+        batch.texts = self._other_texts(drawn, asked.given("completions"))
+        batch.rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
+            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt([*zip(*asked.table)]), groups)
         ]
-        problems = [problem] if problem else []
-        now = self.trainer.state.global_step
-        self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))
+        self._batches.append(batch)
 
     def _mixes(self, prompts: Sequence[Any]) -> bool:
         """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
