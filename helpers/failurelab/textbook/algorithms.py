@@ -23,11 +23,6 @@ class Algorithm:
     # what options are otherwise than the arguments of these names say, from the trainer and these options
     change: Callable[[Any, Options], dict[str, Any]] = lambda trainer, options: {}
 
-    @property
-    def is_paired(self) -> bool:
-        """Whether its trainer draws two completions of each prompt, in one call with the step that trains on them."""
-        return self.definition.together == 2
-
     def options(self, trainer: Any, temperature: float | None = None) -> Options:
         """Return the options that a trainer's arguments ask for, by the temperature that tokens were drawn at."""
         options = Options.of(trainer.args)

@@ -45,7 +45,7 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
     """
     model, engines = trainer.accelerator.unwrap_model(trainer.model), []
     if callable(getattr(model, "generate_batch", None)):
-        engines.append(Engine(model, "generate_batch", _of_batch, _of_config))
+        engines.append(Engine(model, "generate_batch", _of_batch, _asked("generation_config")))
     helper = getattr(trainer, "vllm_generation", None)
     client, llm = getattr(trainer, "vllm_client", None), getattr(trainer, "llm", None)
     if helper is not None:
@@ -53,7 +53,9 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
         asked = own.get("temperature", getattr(helper, "temperature", None))
         engines.append(Engine(helper, "generate", _of_helper, lambda given: asked))
     elif llm is not None:
-        engines.append(Engine(llm, "generate", lambda given, output: _of_llm(given, output, encode), _of_parameters))
+        engines.append(
+            Engine(llm, "generate", lambda given, output: _of_llm(given, output, encode), _asked("sampling_params"))
+        )
     elif client is not None:
         read = lambda given, output: _of_client(given, output, encode)  # noqa: E731
         engines.append(Engine(client, "generate", read, lambda given: given.get("temperature")))
@@ -138,12 +140,9 @@ def _of_batch(given: Mapping[str, Any], output: Any) -> list[Answer]:
     return [(answer.prompt_ids, answer.generated_tokens, None) for answer in output.values()]
 
 
-def _of_config(given: Mapping[str, Any]) -> float | None:
-    return getattr(given.get("generation_config"), "temperature", None)
-
-
-def _of_parameters(given: Mapping[str, Any]) -> float | None:
-    return getattr(given.get("sampling_params"), "temperature", None)
+def _asked(options: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """Return what reads the temperature of the options that a call is given under a name."""
+    return lambda given: getattr(given.get(options), "temperature", None)
 
 
 def _ids(prompt: Any, encode: Callable[[str], list[int]]) -> Sequence[int]:

@@ -231,12 +231,7 @@ class Step:
     """The rows that the step trains on, with what depends on all: advantages, weights, tokens of high entropy."""
 
     def __init__(
-        self,
-        rows: Sequence[Row],
-        options: Options,
-        definition: Definition = GRPO,
-        shift: Shift = Shift(),
-        pad: int = 0,
+        self, rows: Sequence[Row], options: Options, definition: Definition = GRPO, shift: Shift = Shift(), pad: int = 0
     ):
         self.options, self.definition, self.shift = shift.move(options), definition, shift
         chosen = [number for number, row in enumerate(rows) if row.micro is not None]

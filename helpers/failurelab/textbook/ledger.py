@@ -18,7 +18,6 @@ The figures made of these three are in `balance`.
 """
 
 import functools
-import hashlib
 import html
 import math
 from collections import Counter
@@ -55,7 +54,7 @@ from failurelab.textbook.comparison import drops_out
 from failurelab.textbook.draws import RewardCalls, decode, other_texts, pad_id, plain_text, tokenizer_of
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.listener import MAKING, SCORING, Listener
-from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
+from failurelab.textbook.ranks import digest, fingerprint, is_spread, own_number, several
 from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision
 from failurelab.textbook.rows import Row
@@ -316,8 +315,7 @@ def _number(model: Any) -> int | None:
     """Return a number for a model's weights; None where each rank has a part of them."""
     if is_spread(model):
         return None
-    told = repr(fingerprint(list(model.parameters()))).encode()
-    return int.from_bytes(hashlib.sha256(told).digest()[:7], "big")
+    return digest(repr(fingerprint(list(model.parameters()))).encode())
 
 
 def _rows_of(trainer: Any, most: int = 1024) -> tuple[Mapping[str, Any], ...]:

@@ -205,7 +205,10 @@ class Listener:
 
     @property
     def is_paired(self) -> bool:
-        """Whether two completions of each prompt are compared, all first ones before all second ones."""
+        """Whether two completions of each prompt are compared, all first ones before all second ones.
+
+        They are drawn in the step that trains on them.
+        """
         return any(kind.__name__ == "OnlineDPOTrainer" for kind in type(self.trainer).__mro__)
 
     @property

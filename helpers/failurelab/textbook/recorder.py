@@ -16,7 +16,6 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from failurelab.textbook.draws import RewardCalls, pad_id
 from failurelab.textbook.engines import logps_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, reward_table, score_old, with_kl
 from failurelab.textbook.listener import LIBRARIES, Listener
-from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
+from failurelab.textbook.ranks import ALONE, Ranks, digest, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
 from failurelab.textbook.rows import Ids, Row, group_in_order
 from failurelab.textbook.scores import without_adapters
@@ -211,7 +210,7 @@ class Recorder(Listener):
     def listen_to_rewards(self) -> None:
         """Begin to listen to what is paid, also where a method of the script's own makes other rewards of it."""
         super().listen_to_rewards()
-        if self.overrides(("_calculate_rewards",)) and not several() and not self.algorithm.is_paired:
+        if self.overrides(("_calculate_rewards",)) and not several() and not self.is_paired:
             self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -285,7 +284,7 @@ class Recorder(Listener):
             result = method(*args, **kwargs)
         finally:
             self._inside = False
-        if self.algorithm.is_paired:  # it calls no compute_loss
+        if self.is_paired:  # it calls no compute_loss
             self._safely(self._record_micro, None, known)
         self._safely(self._keep_old, known)
         return result
@@ -363,16 +362,14 @@ class Recorder(Listener):
         for prompt, completion in ids:
             lengths = range(len(completion), -1, -1)  # it may be padded behind its end
             places = next(filter(None, (where.get((prompt, completion[:length])) for length in lengths)), [])
-            unused = [(batch, place) for batch, place in places if place not in batch.used]
-            fresh = next(((batch, place) for batch, place in unused if place not in batch.trained), None)
-            if fresh:
-                batch, place = fresh
+            unused = [(place in batch.trained, batch, place) for batch, place in places if place not in batch.used]
+            if unused:
+                again, batch, place = min(unused, key=lambda row: row[0])
                 batch.used.add(place)
-                batch.trained[place] = micro
-            elif unused:
-                batch, place = unused[0]
-                batch.used.add(place)
-                self.problems.append("the step trains on a generation in more than one iteration")
+                if again:
+                    self.problems.append("the step trains on a generation in more than one iteration")
+                else:
+                    batch.trained[place] = micro
             else:
                 is_moved = any(completion[:length] in elsewhere for length in lengths[:-1])
                 self._open.append((micro, "again" if places else "moved" if is_moved else "unknown"))
@@ -459,7 +456,7 @@ class Recorder(Listener):
 
     def _by_prompt(self, values: list[T]) -> list[T]:
         """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
-        if not self.algorithm.is_paired:
+        if not self.is_paired:
             return values
         half = len(values) // 2
         return [value for pair in zip(values[:half], values[half:]) for value in pair]
@@ -623,7 +620,7 @@ def _random_state(model: nn.Module) -> int:
     """Return a number for the state of the generator that tokens are drawn by."""
     device = next(model.parameters()).device
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
-    return int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big")
+    return digest(state.numpy().tobytes())
 
 
 def _ambiguous(rows: Sequence[Row], by_micro_batch: bool) -> bool:

@@ -66,11 +66,7 @@ class Judged:
 
 
 def judge(
-    row: Row,
-    mask: Sequence[int],
-    drawn: Sequence[Row],
-    closing: Collection[int],
-    astray: Sequence[Row] = (),
+    row: Row, mask: Sequence[int], drawn: Sequence[Row], closing: Collection[int], astray: Sequence[Row] = ()
 ) -> Judged:
     """Hold a row that a rollout function returned, and its mask, against what was seen to be drawn.
 
