@@ -93,6 +93,7 @@ class Conditions:
     weights: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
 
 
+Plant = Callable[["Tables"], "Tables"]
 State = tuple[str, Draw | None]  # of a token that is trained on, and its draw
 
 
@@ -475,59 +476,49 @@ def control(tables: Tables) -> dict[str, Figures]:
     return {name: measure(plant(tables)) for name, plant in PLANTS.items()}
 
 
-def _change_trained(tables: Tables, change: Callable[[Trained], Trained]) -> Tables:
-    rows = tuple(row for row in map(change, tables.trained) if row.tokens)
-    return dataclasses.replace(tables, trained=rows)
+def _trained(change: Callable[[Trained, int], Trained]) -> Plant:
+    """Return what changes each row that is trained on, by the row and the id of the padding."""
+
+    def plant(tables: Tables) -> Tables:
+        rows = [change(row, tables.setting.pad) for row in tables.trained]
+        return dataclasses.replace(tables, trained=tuple(row for row in rows if row.tokens))
+
+    return plant
 
 
-def _change_paid(tables: Tables, **columns: Sequence[Any]) -> Tables:
-    """Return the tables with other values in columns of what was paid."""
-    every = [dict(zip(columns, values)) for values in zip(*columns.values())]
-    paid = tuple(dataclasses.replace(row, **own) for row, own in zip(tables.paid, every))
-    return dataclasses.replace(tables, paid=paid)
+def _paid(column: str, change: Callable[[Tables], Sequence[Any]]) -> Plant:
+    """Return what gives a column of what was paid other values."""
+
+    def plant(tables: Tables) -> Tables:
+        pairs = zip(tables.paid, change(tables))
+        return dataclasses.replace(
+            tables, paid=tuple(dataclasses.replace(paid, **{column: own}) for paid, own in pairs)
+        )
+
+    return plant
 
 
-def _encode_again(tables: Tables) -> Tables:
+def _encode_again(row: Trained, pad: int) -> Trained:
     """Let the first token of each row be another one, as text that is encoded again has."""
-
-    def change(row: Trained) -> Trained:
-        first = row.tokens[0]
-        other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
-        ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
-        padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
-        token = dataclasses.replace(first, token=other)
-        return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
-
-    return _change_trained(tables, change)
+    first = row.tokens[0]
+    other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
+    ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
+    padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
+    token = dataclasses.replace(first, token=other)
+    return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
 
 
-def _move(tables: Tables) -> Tables:
+def _move(row: Trained, pad: int) -> Trained:
     """Let each row be read without its first id."""
-
-    def change(row: Trained) -> Trained:
-        later = [each for each in row.tokens if each.place > 1]
-        tokens = tuple(dataclasses.replace(each, place=each.place - 1, at=each.at - 1) for each in later)
-        return dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens)
-
-    return _change_trained(tables, change)
+    later = [each for each in row.tokens if each.place > 1]
+    tokens = tuple(dataclasses.replace(each, place=each.place - 1, at=each.at - 1) for each in later)
+    return dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens)
 
 
-def _train_padding(tables: Tables) -> Tables:
+def _train_padding(row: Trained, pad: int) -> Trained:
     """Let the padding behind each row be trained on."""
-    pad = tables.setting.pad
-
-    def change(row: Trained) -> Trained:
-        token = Token(len(row.ids), pad, at=len(row.padded) - 1)
-        tokens = (*row.tokens, token)
-        return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
-
-    return _change_trained(tables, change)
-
-
-def _lose_ends(tables: Tables) -> Tables:
-    """Let the end of each completion be lost."""
-    ends = tables.setting.ends
-    return _change_paid(tables, ids=[tuple(id for id in paid.ids or () if id not in ends) for paid in tables.paid])
+    tokens = (*row.tokens, Token(len(row.ids), pad, at=len(row.padded) - 1))
+    return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
 
 
 def _keep_weights(tables: Tables) -> Tables:
@@ -549,37 +540,38 @@ def _roll_rows(tables: Tables) -> Tables:
     means = [sum(token.weight for token in row.tokens) / len(row.tokens) for row in tables.trained]
     following = iter(means[1:] + means[:1])
 
-    def change(row: Trained) -> Trained:
+    def change(row: Trained, pad: int) -> Trained:
         weight = next(following)
         return dataclasses.replace(row, tokens=tuple(dataclasses.replace(each, weight=weight) for each in row.tokens))
 
-    return _change_trained(tables, change)
+    return _trained(change)(tables)
 
 
-def _mix_groups(tables: Tables) -> Tables:
+def _mix_groups(tables: Tables) -> list[int]:
     """Let each prompt come once, so that a group has others beside it."""
     groups = Counter(batch for batch, _ in tables.groups)
-    return _change_paid(tables, group=[(paid.row + paid.group) % groups[paid.batch] for paid in tables.paid])
+    return [(paid.row + paid.group) % groups[paid.batch] for paid in tables.paid]
 
 
-def _roll_columns(tables: Tables) -> Tables:
+def _roll_columns(tables: Tables) -> list[Mapping[str, str]]:
     """Let each completion be rewarded with the columns of another group's."""
     by, columns = max(map(len, tables.groups.values()), default=0), [paid.columns for paid in tables.paid]
-    return _change_paid(tables, columns=columns[by:] + columns[:by])
+    return columns[by:] + columns[:by]
 
 
-def _pay_alike(tables: Tables) -> Tables:
-    return _change_paid(tables, total=[0.0] * len(tables.paid))
+def _lose_ends(tables: Tables) -> list[Ids]:
+    """Let the end of each completion be lost."""
+    return [tuple(id for id in paid.ids or () if id not in tables.setting.ends) for paid in tables.paid]
 
 
-PLANTS: dict[str, Callable[[Tables], Tables]] = {
-    "text encoded again": _encode_again,
-    "another context": _move,
-    "padding is trained on": _train_padding,
-    "ends left out": _lose_ends,
-    "columns in another order": _roll_columns,
+PLANTS: dict[str, Plant] = {
+    "text encoded again": _trained(_encode_again),
+    "another context": _trained(_move),
+    "padding is trained on": _trained(_train_padding),
+    "ends left out": _paid("ids", _lose_ends),
+    "columns in another order": _paid("columns", _roll_columns),
     "weights that stay": _keep_weights,
     "rows in another order": _roll_rows,
-    "prompts that are not repeated": _mix_groups,
-    "equal rewards": _pay_alike,
+    "prompts that are not repeated": _paid("group", _mix_groups),
+    "equal rewards": _paid("total", lambda tables: [0.0] * len(tables.paid)),
 }
