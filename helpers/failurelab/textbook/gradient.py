@@ -86,10 +86,6 @@ class Slopes:
     slopes: tuple[torch.Tensor, ...]
     given: dict[str, torch.Tensor]
 
-    def made(self) -> types.SimpleNamespace:
-        """Return what the loss is asked with."""
-        return types.SimpleNamespace(**self.given)
-
 
 @dataclasses.dataclass
 class Tally:
@@ -326,6 +322,11 @@ class Step:
         rounded = [None if precision.float32 else row.old_rounded for row in own]
         before = [row.old_logps if other is None else other for row, other in zip(own, rounded)]
         old_logps = self._put(part, logps.detach(), before)
+        reference_logps = logps.detach()
+        if options.beta and reference is not None:
+            with reference() as model, plain(model), torch.no_grad():
+                plainly, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
+                reference_logps = self.score_rows(plainly, part).logps.to(logps)
         made = types.SimpleNamespace(
             logps=logps,
             entropies=now.entropies if entropy else torch.zeros_like(mask),
@@ -333,9 +334,7 @@ class Step:
             chosen=chosen,
             old_logps=old_logps,
             engine_logps=self._put(part, old_logps, [row.engine_logps for row in own]),
-            reference_logps=self._reference_logps(reference, part, precision).to(logps)
-            if options.beta
-            else logps.detach(),
+            reference_logps=reference_logps,
             worth=self.advantages[places].to(logps)[:, None],
             weights=self.weights[places].to(logps)[:, None],
             counts=torch.tensor(counts).to(logps)[:, None],
@@ -358,12 +357,6 @@ class Step:
             columns = [column for column, token in enumerate(tokens) if 0 <= token < len(known)]
             scores[place, columns] = known[[tokens[column] for column in columns]].to(scores)
         return scores
-
-    def _reference_logps(self, reference: Reference | None, part: range, precision: Precision) -> torch.Tensor:
-        assert reference is not None  # where beta is not 0, expected_gradient has asked for it
-        with reference() as model, plain(model), torch.no_grad():
-            forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
-            return self.score_rows(forward, part).logps
 
 
 def reward_table(rows: Sequence[Row]) -> torch.Tensor:

@@ -45,40 +45,29 @@ MIXED = "groups of several prompts"
 
 @dataclasses.dataclass
 class Evidence:
-    """What is known of one optimizer step.
+    """What is known of one optimizer step."""
 
-    Attributes:
-        rows: of all generations that the step takes rows from.
-        gradient: the trainer's, before it was clipped, in float32; zeros where a parameter got none.
-        problems: why nothing can be judged, if so.
-        wrong: what is not the algorithm's, whatever the gradient is: a name and a line for each.
-        texts: what reward functions were given that was not drawn; "" if nothing.
-        temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
-        random: of several processes, a number for the state of the generator before each draw.
-        ranks: this process among those that train together.
-        part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
-            trainer something else; None where it is not known.
-        within: gives a block in which the model takes a row by itself.
-        passes: of the loss, with the weights of their tokens; none where these cannot be read.
-        unknown: why a gradient that is right for these rows is not held; "" if it is.
-        losses: of micro-batches, where the script changes them: the library's, or its own if there is none.
-        believed: what was taken at its word, a line each.
-    """
-
-    rows: list[Row]
-    gradient: Gradient
-    problems: list[str]
+    rows: list[Row]  # of all generations that the step takes rows from
+    gradient: Gradient  # the trainer's, before it was clipped, in float32; zeros where a parameter got none
+    problems: list[str]  # why nothing can be judged, if so
+    # what is not the algorithm's, whatever the gradient is: a name and a line for each
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    texts: str = ""
+    texts: str = ""  # what reward functions were given that was not drawn; "" if nothing
+    # that the tokens were drawn at, as `generate` was handed it; None where it was not asked
     temperature: float | None = None
+    # of several processes, a number for the state of the generator before each draw
     random: list[int] = dataclasses.field(default_factory=list)
-    ranks: Ranks = ALONE
+    ranks: Ranks = ALONE  # this process among those that train together
+    # the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
+    # trainer something else; None where it is not known
     part: Gradient | None = None
+    # gives a block in which the model takes a row by itself
     within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    passes: Sequence[Pass] = ()
-    unknown: str = ""
+    passes: Sequence[Pass] = ()  # of the loss, with the weights of their tokens; none where these cannot be read
+    unknown: str = ""  # why a gradient that is right for these rows is not held; "" if it is
+    # of micro-batches, where the script changes them: the library's, or its own if there is none
     losses: Sequence[float] | None = None
-    believed: Sequence[str] = ()
+    believed: Sequence[str] = ()  # what was taken at its word, a line each
 
 
 @dataclasses.dataclass
@@ -493,8 +482,8 @@ class Recorder(Listener):
             return Evidence([], {}, [f"no evidence: {type(error).__name__}: {error}"], ranks=self.ranks)
 
     def _evidence(self) -> Evidence:
-        clipped = self._gradient and self.engine is None  # an engine clips within its step
-        wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
+        # an engine clips within its step
+        wrong = self._compare_given(self._gradient) if self._gradient and self.engine is None else []
         gradient = self._gradient or self._own_gradient()
         problems = list(self.problems)
         if loss_scale(self.trainer) != 1 and not all(bool(grad.isfinite().all()) for grad in gradient.values()):

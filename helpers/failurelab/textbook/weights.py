@@ -7,6 +7,7 @@ the tokens' log-probabilities are multiplied by.
 
 import dataclasses
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def slopes_of(definition: Definition, step: Step, tally: Tally, rows: Sequence[R
     options, slopes = step.options, Weights()
     own = Step(rows, options, definition)
     for part in tally.slopes:
-        made, leaf = part.made(), part.scores[0].detach().requires_grad_()
+        made, leaf = types.SimpleNamespace(**part.given), part.scores[0].detach().requires_grad_()
         places = list(part.part)
         made.logps, made.worth = leaf, own.advantages[places].to(leaf)[:, None]
         made.weights = own.weights[places].to(leaf)[:, None]
