@@ -14,7 +14,7 @@ from typing import Any
 from failurelab.failures import verdicts
 from failurelab.failures.predicates import Predicate, Value, parse, shown
 from failurelab.textbook.reading import Token, Trained
-from failurelab.textbook.rows import Ids
+from failurelab.textbook.rows import Ids, strip_padding
 from failurelab.textbook.turns import begins, count_same
 
 Figures = dict[str, Value]
@@ -180,15 +180,10 @@ class Tables:
         known: dict[Ids, list[Paid]] = {}
         for paid in self.paid:
             if paid.draw is not None:
-                known.setdefault(paid.draw.sequence, []).append(paid)
+                known.setdefault(strip_padding(paid.draw.sequence, self.setting.pad)[1], []).append(paid)
         links = {}
         for place, row in enumerate(self.trained):
-            ids = row.ids
-            while ids and ids not in known and ids[0] == self.setting.pad:
-                ids = ids[1:]
-            while ids and ids not in known and ids[-1] == self.setting.pad:
-                ids = ids[:-1]
-            some = known.get(ids, [])
+            some = known.get(strip_padding(row.ids, self.setting.pad)[1], [])
             if len({(paid.total, paid.group) for paid in some}) == 1:
                 links[place] = some[-1]
         return links

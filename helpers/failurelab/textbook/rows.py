@@ -139,3 +139,13 @@ def group_in_order(prompts: Sequence[object], size: int) -> tuple[list[int], str
     if any(prompt != prompts[place - place % size] for place, prompt in enumerate(prompts)):
         return groups, f"the completions of a prompt do not stand together in groups of {size}"
     return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else ""
+
+
+def strip_padding(ids: Ids, pad: int) -> tuple[int, Ids]:
+    """Return ids without padding at both ends, and how many stood before them."""
+    start, end = 0, len(ids)
+    while start < end and ids[start] == pad:
+        start += 1
+    while end > start and ids[end - 1] == pad:
+        end -= 1
+    return start, ids[start:end]
