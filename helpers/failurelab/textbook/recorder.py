@@ -233,11 +233,10 @@ class Recorder(Listener):
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
             row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
             judged = turns.judge(row, told, drawn, closing, astray)
-            odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
-            if row.engine_logps is None and logps is not None and len(logps) == len(ids):
-                row = dataclasses.replace(row, engine_logps=logps_of(logps))
-            row = dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row))
-            every.append(dataclasses.replace(judged, row=row))
+            odd, counted = odd + (len(told) != len(ids)), counted + sum(map(bool, told))
+            if judged.row.engine_logps is None and logps is not None and len(logps) == len(ids):
+                judged = dataclasses.replace(judged, row=dataclasses.replace(judged.row, engine_logps=logps_of(logps)))
+            every.append(judged)
         foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in ("foreign", "moved", "masked"))
         if moved:
             said = f"{moved} of {counted} tokens trained on stand behind other ids than they were drawn behind"
@@ -254,17 +253,12 @@ class Recorder(Listener):
     def take_draws(self, drawing: Any, rows: list[Row], temperature: float | None) -> None:
         """Take what one call drew; within a rollout function, what its answer is held against."""
         self._next.temperature = temperature
-        rows = [dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows]
         (self._within if self._rolls_out else self._drawn).extend(rows)
 
     def before_draw(self) -> None:
         """Note the state of the generator, which must be another one on each rank."""
         if several() and not self._next.random:
             self._next.random = _random_state(self.trainer.model)
-
-    def _ends_in_padding(self, row: Row) -> bool:
-        """Whether a completion was cut behind the padding's token, drawn as a word."""
-        return bool(row.completion) and not row.ended and row.completion[-1] == pad_id(self.trainer)
 
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
@@ -413,7 +407,8 @@ class Recorder(Listener):
             if row.completion != own and turns.goes_on(row, own):  # several turns are joined
                 row = dataclasses.replace(row, completion=own, ended=own[-1] in self.ends())
                 row = turns.with_draws(row, drawn)
-            linked.append(row)
+            in_padding = not row.ended and row.completion[-1:] == (pad_id(self.trainer),)
+            linked.append(dataclasses.replace(row, ends_in_padding=in_padding))
         drawn = self.last_rows = turns.pad_alike(linked)
         groups, problem = [0] * count, ""  # of several processes they are told when all rows are there
         if not several():
