@@ -115,12 +115,25 @@ SCORES = (
     ),
 )
 _OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
-ENDS = (  # a mask that the attention reads too, or the loss alone
-    *(Suspect("first token left out", "", _scored(tokens="no first", mask_attends=both)) for both in (True, False)),
-    *(Suspect("last token left out", "", _scored(tokens="no last", mask_attends=both)) for both in (True, False)),
+ENDS = tuple(  # a mask that the attention reads too, or the loss alone
+    Suspect(f"{end} token left out", "", _scored(tokens=f"no {end}", mask_attends=both))
+    for end in ("first", "last")
+    for both in (True, False)
 )
+
+
+def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
+    total = weighted_sum(rewards, rewards.isnan().all(1), options)
+    return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
+
+
+def _swapped(ratio: torch.Tensor, worth: torch.Tensor, logps: torch.Tensor, options: Options) -> torch.Tensor:
+    high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+    return clipped(ratio, worth, logps, dataclasses.replace(options, epsilon=high, epsilon_high=options.epsilon))
+
+
 WEIGHTS = (  # of the right scores
-    Suspect("no baseline", "the group's mean is not subtracted", {"advantages": lambda *given: _not_centered(*given)}),
+    Suspect("no baseline", "the group's mean is not subtracted", {"advantages": _not_centered}),
     Suspect(
         "divided by the tokens of the generation",
         "",
@@ -149,25 +162,11 @@ WEIGHTS = (  # of the right scores
         for line, objective in {
             "left out": lambda ratio, worth, logps, options: ratio * worth,
             "also where it does not bind": lambda ratio, worth, logps, options: ratio.clamp(*options.bounds) * worth,
-            "epsilon and epsilon_high swapped": lambda ratio, worth, logps, options: clipped(
-                ratio, worth, logps, _swapped(options)
-            ),
+            "epsilon and epsilon_high swapped": _swapped,
         }.items()
     ),
 )
-
-
 _OF_RATIOS = tuple(each for each in WEIGHTS if each.when is _is_old)
-
-
-def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
-    total = weighted_sum(rewards, rewards.isnan().all(1), options)
-    return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
-
-
-def _swapped(options: Options) -> Options:
-    high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-    return dataclasses.replace(options, epsilon=high, epsilon_high=options.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
