@@ -147,8 +147,9 @@ class Ledger(Listener, TrainerCallback):
         scored = iter(zip(told, own))
         for place, row in enumerate(rows):
             number = self.draws[-1].number + 1 if self.draws else 0
-            ids, scores = (row.prompt, row.completion, row.ended), next(scored) if row.completion else ((), ())
-            draw = Draw(number, self._calls, place, *ids, self._step, by, weights, temperature, *scores)
+            logps, policy_logps = next(scored) if row.completion else ((), ())
+            ids, scores = (row.prompt, row.completion, row.ended), (temperature, logps, policy_logps)
+            draw = Draw(number, self._calls, place, *ids, self._step, by, weights, *scores)
             self.draws.append(draw)
             self._fresh.append(draw)
         super().take_draws(drawing, rows, temperature)
