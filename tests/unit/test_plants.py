@@ -272,13 +272,14 @@ def tables():
         prompt, step = PROMPTS[number % 4 // 2], number // 4
         tokens = (*range(20 + 3 * number, 22 + 3 * number + number % 2), 9)
         ids, logps = prompt + tokens, (-1.0,) * len(tokens)
-        draws.append(
-            balance.Draw(number, step + 1, number % 4, prompt, tokens, True, step, "an engine", None, 1.0, logps, logps)
+        draw = balance.Draw(
+            number, step + 1, number % 4, prompt, tokens, True, step, "an engine", None, 1.0, logps, logps
         )
+        draws.append(draw)
         own = tuple(balance.Token(place, ids[place], at=place - 1) for place in range(len(prompt), len(ids)))
         trained.append(balance.Trained(0, step, number % 4, ids, own, padded=ids))
         columns = {"answer": repr("xy"[number % 4 // 2])}
-        more = {"columns": columns, "ids": tokens, "draw": number, "sequence": ids}
+        more = {"columns": columns, "ids": tokens, "draw": draw}
         paid.append(balance.Paid(number % 4, step + 1, step, number % 4 // 2, (1.0,), 1.0, **more))
     rows = tuple({"prompt": say(prompt), "answer": answer} for prompt, answer in zip(PROMPTS, "xy"))
     setting = balance.Conditions(ends=frozenset({9}), moved=0.2, rows=rows, decode=say)

@@ -14,24 +14,14 @@ from failurelab.textbook.fields import LOSSES, Left, Options
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """An algorithm.
+    """An algorithm."""
 
-    Attributes:
-        definition: of its loss.
-        losses: values of `loss_type` that the definition has.
-        not_here: fields that are GRPO's alone, or whose evidence is taken from its trainer alone.
-        change: what options are otherwise than the arguments of these names say, from the trainer and these options.
-    """
-
-    definition: Definition
-    losses: tuple[str, ...] = LOSSES
+    definition: Definition  # of its loss
+    losses: tuple[str, ...] = LOSSES  # values of `loss_type` that the definition has
+    # fields that are GRPO's alone, or whose evidence is taken from its trainer alone
     not_here: Mapping[str, Left] = dataclasses.field(default_factory=dict)
+    # what options are otherwise than the arguments of these names say, from the trainer and these options
     change: Callable[[Any, Options], dict[str, Any]] = lambda trainer, options: {}
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether its trainer draws two completions of each prompt, in one call with the step that trains on them."""
-        return self.definition.together == 2
 
     def options(self, trainer: Any, temperature: float | None = None) -> Options:
         """Return the options that a trainer's arguments ask for, by the temperature that tokens were drawn at."""

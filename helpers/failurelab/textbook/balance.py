@@ -14,7 +14,8 @@ from typing import Any
 from failurelab.failures import verdicts
 from failurelab.failures.predicates import Predicate, Value, parse, shown
 from failurelab.textbook.reading import Token, Trained
-from failurelab.textbook.rows import Ids
+from failurelab.textbook.rows import Ids, strip_padding
+from failurelab.textbook.turns import begins, count_same
 
 Figures = dict[str, Value]
 POLICY = "the policy"
@@ -26,112 +27,74 @@ _LEAST_MOVE = 1e-4  # nats a token: a policy that moved less looks like its firs
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A completion that was drawn.
-
-    Attributes:
-        number: of the draw.
-        call: number of the call that drew it; `row` in that call.
-        row: see call.
-        context: ids that it was drawn behind, without padding.
-        tokens: that were drawn, up to the end and with it.
-        ended: whether the last of them is an end.
-        step: optimizer steps that were done before.
-        by: `the policy`, `an engine`, or the class of another model.
-        weights: a number for the weights that drew; None where they are not known.
-        temperature: that was asked for; None where it is not known.
-        logps: of the tokens, by what drew them; None where it did not tell.
-        policy_logps: of the tokens, by the policy at that time.
-    """
+    """A completion that was drawn."""
 
     number: int
-    call: int
-    row: int
-    context: Ids
-    tokens: Ids
-    ended: bool
-    step: int = 0
-    by: str = POLICY
-    weights: int | None = None
-    temperature: float | None = None
-    logps: tuple[float, ...] | None = None
-    policy_logps: tuple[float, ...] = ()
+    call: int  # number of the call that drew it
+    row: int  # place in that call
+    context: Ids  # ids that it was drawn behind, without padding
+    tokens: Ids  # that were drawn, up to the end and with it
+    ended: bool  # whether the last of them is an end
+    step: int = 0  # optimizer steps that were done before
+    by: str = POLICY  # `the policy`, `an engine`, or the class of another model
+    weights: int | None = None  # a number for the weights that drew; None where they are not known
+    temperature: float | None = None  # that was asked for; None where it is not known
+    logps: tuple[float, ...] | None = None  # of the tokens, by what drew them; None where it did not tell
+    policy_logps: tuple[float, ...] = ()  # of the tokens, by the policy at that time
+
+    @functools.cached_property
+    def sequence(self) -> Ids:
+        """The ids that it was drawn behind, and its tokens."""
+        return self.context + self.tokens
+
+    def policy_logp(self, place: int) -> float:
+        """Return the log-probability that the policy gave the token at a place of the sequence."""
+        return self.policy_logps[place - len(self.context)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Paid:
-    """A completion that was rewarded.
+    """A completion that was rewarded."""
 
-    Attributes:
-        row: place in the call of the reward functions.
-        batch: which call that is.
-        step: optimizer steps that were done before.
-        group: number of the group in that batch.
-        rewards: of each function.
-        total: of the trainer; None where no function gave one.
-        text: that the functions were given; None where it is no plain text.
-        other_text: whether it is another one than was drawn; None where that is not known.
-        columns: all that they were given for this row, as text.
-        ids: of the completion, as the functions were given them, or as they were drawn; None where not known.
-        draw: number of the draw; None where it is not known.
-        sequence: ids of prompt and completion; None where they are not known.
-    """
-
-    row: int
-    batch: int
-    step: int
-    group: int
-    rewards: tuple[float | None, ...]
-    total: float | None
-    text: str | None = None
-    other_text: bool | None = None
+    row: int  # place in the call of the reward functions
+    batch: int  # which call that is
+    step: int  # optimizer steps that were done before
+    group: int  # number of the group in that batch
+    rewards: tuple[float | None, ...]  # of each function
+    total: float | None  # of the trainer; None where no function gave one
+    text: str | None = None  # that the functions were given; None where it is no plain text
+    other_text: bool | None = None  # whether it is another one than was drawn; None where that is not known
+    # all that they were given for this row, as text
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # of the completion, as the functions were given them, or as they were drawn; None where not known
     ids: Ids | None = None
-    draw: int | None = None
-    sequence: Ids | None = None
+    draw: Draw | None = None  # that it is; None where that is not known
 
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What has to be known of a run to read its tables.
+    """What has to be known of a run to read its tables."""
 
-    Attributes:
-        pad: id of the padding.
-        ends: ids that end a completion.
-        draws_known: whether nothing can have drawn without being seen: no rollouts of the script's own.
-        by_hand: whether such rollouts asked the policy for tokens by their own calls, which no draw is known of.
-        groups_known: whether groups are those of the library: completions that stand together.
-        rewards_known: whether a completion's reward is the sum of the functions' rewards.
-        steps_allowed: optimizer steps that may lie between a draw and the step that trains on it.
-        rounding: of a log-probability, in nats.
-        noisy: whether dropout makes each pass another one.
-        moved: nats a token that the policy has moved since another one drew first; None where none did.
-        paired: whether completions are compared in pairs, and the policy has no temperature.
-        temperatures: that was drawn at, and that was scored at, for each forward pass; None where it could not be read.
-        left_over: the largest share of a gradient that no weight of a score explains.
-        rows: of the dataset, where it is small.
-        decode: gives the text of ids.
-        weights: of the policy as it trained, by the number of steps done.
-    """
-
-    pad: int = 0
-    ends: frozenset[int] = frozenset()
-    draws_known: bool = True
+    pad: int = 0  # id of the padding
+    ends: frozenset[int] = frozenset()  # ids that end a completion
+    draws_known: bool = True  # whether nothing can have drawn without being seen: no rollouts of the script's own
+    # whether such rollouts asked the policy for tokens by their own calls, which no draw is known of
     by_hand: bool = False
-    groups_known: bool = True
-    rewards_known: bool = True
-    steps_allowed: int = 0
-    rounding: float = 0.01
-    noisy: bool = False
+    groups_known: bool = True  # whether groups are those of the library: completions that stand together
+    rewards_known: bool = True  # whether a completion's reward is the sum of the functions' rewards
+    steps_allowed: int = 0  # optimizer steps that may lie between a draw and the step that trains on it
+    rounding: float = 0.01  # of a log-probability, in nats
+    noisy: bool = False  # whether dropout makes each pass another one
+    # nats a token that the policy has moved since another one drew first; None where none did
     moved: float | None = None
-    paired: bool = False
-    temperatures: tuple[tuple[float, float | None], ...] = ()
-    left_over: float | None = None
-    rows: tuple[Mapping[str, Any], ...] = ()
-    decode: Callable[[Ids], str] = str
+    rows: tuple[Mapping[str, Any], ...] = ()  # of the dataset, where it is small
+    decode: Callable[[Ids], str] = str  # gives the text of ids
+    # of the policy as it trained, by the number of steps done
     weights: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
 
 
-State = tuple[str, int | None]  # of a token that is trained on, and the number of its draw
+Plant = Callable[["Tables"], "Tables"]
+State = tuple[str, Draw | None]  # of a token that is trained on, and its draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,90 +108,68 @@ class Tables:
 
     @functools.cached_property
     def states(self) -> list[list[State]]:
-        """Of each token that is trained on, row by row, what it is, and the number of its draw."""
-        every = [self._covered(row) for row in self.trained]
-        used = {draw for own in every for _, draw in own if draw is not None}
+        """Of each token that is trained on, row by row, what it is, and its draw."""
+        setting, every = self.setting, [self._covered(row) for row in self.trained]
+        used = {draw.number for own in every for _, draw in own if draw is not None}
         astray = [draw for draw in self.draws if draw.tokens and draw.number not in used]
-        contexts = {draw.context for draw in self.draws}
-        explained, left = 0, [place for place, own in enumerate(every) if (UNKNOWN, None) in own]
-        moved: dict[int, list[State]] = {}
-        for place in left:
-            found = self._elsewhere(self.trained[place], every[place], astray)
-            moved[place] = found
-            explained += (UNKNOWN, None) not in found
-        for place in left:
+        left = {
+            place: self._elsewhere(row, own, astray)
+            for place, (row, own) in enumerate(zip(self.trained, every))
+            if not _is_known(own)
+        }
+        explained = sum(map(_is_known, left.values()))
+        for place, found in left.items():
             row, own = self.trained[place], every[place]
-            found = moved[place]
-            if (UNKNOWN, None) not in found and (self.setting.draws_known or 2 * explained >= len(left)):
+            seen = any(draw is not None for _, draw in own) or any(begins(row.ids, each.context) for each in self.draws)
+            if _is_known(found) and (setting.draws_known or 2 * explained >= len(left)):
                 every[place] = found
-            elif (self.draws and not self.setting.by_hand) and (
-                self.setting.draws_known
-                or any(draw is not None for _, draw in own)
-                or any(row.ids[: len(context)] == context for context in contexts)
-            ):
-                every[place] = [(FOREIGN, None) if state == UNKNOWN else (state, draw) for state, draw in own]
+            elif self.draws and not setting.by_hand and (setting.draws_known or seen):
+                every[place] = _name_unknown(own, FOREIGN)
         return every
 
     def _covered(self, row: Trained) -> list[State]:
         """Return the tokens that were drawn behind what the model read before them."""
-        spans = []
-        for draw in self.draws:
-            start, ids = len(draw.context), draw.context + draw.tokens
-            if draw.tokens and start < len(row.ids) and row.ids[:start] == draw.context:
-                common = next(
-                    (at for at, (one, two) in enumerate(zip(row.ids, ids)) if one != two), min(len(row.ids), len(ids))
-                )
-                spans.append((common, start, draw))
-        spans.sort(key=lambda span: -span[0])
-        whole = max(
-            (common for common, start, draw in spans if draw.ended and common == start + len(draw.tokens)), default=None
-        )
-        states: list[State] = []
+        draws = [draw for draw in self.draws if draw.tokens and begins(row.ids[:-1], draw.context)]
+        spans = sorted(((count_same(row.ids, draw.sequence), draw) for draw in draws), key=lambda span: -span[0])
+        whole = [same for same, draw in spans if draw.ended and same == len(draw.sequence)]
+        pad, states = self.setting.pad, list[State]()
         for token in row.tokens:
-            own = next(
-                (
-                    draw.number
-                    for common, start, draw in spans
-                    if start <= token.place <= common
-                    and token.place < start + len(draw.tokens)
-                    and draw.tokens[token.place - start] == token.token
-                ),
-                None,
-            )
-            behind = whole is not None and token.place >= whole
-            if own is not None:
-                states.append((DRAWN, own))
-            elif token.token == self.setting.pad and behind and set(row.ids[token.place :]) <= {self.setting.pad}:
-                states.append((PADDING, None))
-            else:
-                states.append((UNKNOWN, None))
+            place, scored = token.place, (token.token,)
+            fits = (draw for same, draw in spans if place <= same and draw.sequence[place : place + 1] == scored)
+            own = next((draw for draw in fits if place >= len(draw.context)), None)
+            over = whole and place >= whole[0] and {token.token, *row.ids[place:]} == {pad}
+            states.append((DRAWN, own) if own is not None else (PADDING, None) if over else (UNKNOWN, None))
         return states
 
     def _elsewhere(self, row: Trained, states: list[State], astray: list[Draw]) -> list[State]:
         """Return the states with those tokens that belong to a draw behind other ids, which stands here as a whole."""
+        if row.offset:
+            return _name_unknown(states, MOVED)
         found, long = list(states), False
-        shift = row.offset
-        if shift:
-            return [(MOVED, None) if state == UNKNOWN else (state, draw) for state, draw in states]
         for draw in sorted(astray, key=lambda draw: -len(draw.tokens)):
-            bare = draw.tokens[:-1] if draw.ended and len(draw.tokens) > 1 else draw.tokens
+            bare = draw.tokens[: len(draw.tokens) - draw.ended] or draw.tokens
             for start in range(len(row.ids) - len(bare) + 1):
                 if row.ids[start : start + len(bare)] != bare:
                     continue
                 span = range(start, start + len(draw.tokens))
-                inside = [
-                    at for at, token in enumerate(row.tokens) if token.place in span and found[at] == (UNKNOWN, None)
-                ]
+                inside = [at for at, token in enumerate(row.tokens) if token.place in span and found[at][0] == UNKNOWN]
                 for at in inside:
-                    found[at] = (MOVED, draw.number)
-                long |= bool(inside) and len(bare) > _LONG
+                    found[at] = (MOVED, draw)
                 if inside:
+                    long |= len(bare) > _LONG
                     break
-        if any(state == MOVED for state, _ in found):
-            rest = [at for at, state in enumerate(found) if state == (UNKNOWN, None)]
-            if long or all(row.tokens[at].token in self.setting.ends | {self.setting.pad} for at in rest):
-                return [(MOVED, None) if state == UNKNOWN else (state, draw) for state, draw in found]
-        return states
+        rest = {token.token for token, (state, _) in zip(row.tokens, found) if state == UNKNOWN}
+        is_moved = any(state == MOVED for state, _ in found)
+        whole = is_moved and (long or rest <= self.setting.ends | {self.setting.pad})
+        return _name_unknown(found, MOVED) if whole else states
+
+    @functools.cached_property
+    def groups(self) -> dict[tuple[int, int], list[Paid]]:
+        """The rows that were paid, by the number of their batch and of their group in it."""
+        groups: dict[tuple[int, int], list[Paid]] = {}
+        for paid in self.paid:
+            groups.setdefault((paid.batch, paid.group), []).append(paid)
+        return groups
 
     @functools.cached_property
     def of_row(self) -> dict[int, Paid]:
@@ -238,17 +179,12 @@ class Tables:
         """
         known: dict[Ids, list[Paid]] = {}
         for paid in self.paid:
-            if paid.sequence is not None:
-                known.setdefault(paid.sequence, []).append(paid)
+            if paid.draw is not None:
+                known.setdefault(strip_padding(paid.draw.sequence, self.setting.pad)[1], []).append(paid)
         links = {}
         for place, row in enumerate(self.trained):
-            ids = row.ids
-            while ids and ids not in known and ids[0] == self.setting.pad:
-                ids = ids[1:]
-            while ids and ids not in known and ids[-1] == self.setting.pad:
-                ids = ids[:-1]
-            some = known.get(ids, [])
-            if some and len({(paid.total, paid.group) for paid in some}) == 1:
+            some = known.get(strip_padding(row.ids, self.setting.pad)[1], [])
+            if len({(paid.total, paid.group) for paid in some}) == 1:
                 links[place] = some[-1]
         return links
 
@@ -264,22 +200,29 @@ class Tables:
 
     def lines_of_trained(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each token that is trained on."""
-        draws = {draw.number: draw for draw in self.draws}
         for row, states in zip(self.trained, self.states):
-            for token, (state, number) in zip(row.tokens, states):
-                old = None
-                if number is not None and state == DRAWN:
-                    old = draws[number].policy_logps[token.place - len(draws[number].context)]
+            for token, (state, draw) in zip(row.tokens, states):
                 yield {
                     "rank": row.rank, "step": row.step, "row": row.row, "place": token.place, "token": token.token,
-                    "context": row.ids[: token.place], "logp_now": token.logp, "logp_old": old,
-                    "weight": None if math.isnan(token.weight) else token.weight, "state": state, "draw": number,
+                    "context": row.ids[: token.place], "logp_now": token.logp,
+                    "logp_old": draw.policy_logp(token.place) if draw and state == DRAWN else None,
+                    "weight": None if math.isnan(token.weight) else token.weight, "state": state,
+                    "draw": draw and draw.number,
                 }  # fmt: skip
 
     def lines_of_paid(self) -> Iterator[dict[str, Any]]:
         """Yield a line for each completion that was rewarded."""
         for paid in self.paid:
-            yield {name: getattr(paid, name) for name in ("batch", "row", "group", "rewards", "total", "text", "draw")}
+            told = {name: getattr(paid, name) for name in ("batch", "row", "group", "rewards", "total", "text")}
+            yield {**told, "draw": paid.draw and paid.draw.number}
+
+
+def _is_known(states: Sequence[State]) -> bool:
+    return all(state != UNKNOWN for state, _ in states)
+
+
+def _name_unknown(states: Sequence[State], name: str) -> list[State]:
+    return [(name, None) if state == UNKNOWN else (state, draw) for state, draw in states]
 
 
 def measure(tables: Tables) -> Figures:
@@ -311,32 +254,24 @@ def _of_tokens(tables: Tables) -> Figures:
 
 
 def _of_scores(tables: Tables) -> Figures:
-    draws = {draw.number: draw for draw in tables.draws}
     gaps, apart, shifts = list[float](), list[float](), Counter[int]()
     for row, states in zip(tables.trained, tables.states):
         if row.offset is not None:
             shifts[row.offset] += len(row.tokens)
-        for token, (state, number) in zip(row.tokens, states):
-            if number is None or tables.setting.noisy:
+        for token, (state, draw) in zip(row.tokens, states):
+            if draw is None or tables.setting.noisy:
                 continue
-            draw = draws[number]
             if state == MOVED:
                 if token.token in draw.tokens:
                     apart.append(abs(token.logp - draw.policy_logps[draw.tokens.index(token.token)]))
             elif draw.weights is not None and draw.weights == row.weights and draw.policy_logps:
-                gaps.append(abs(token.logp - draw.policy_logps[token.place - len(draw.context)]))
-    temperatures = [(drawn, scored) for drawn, scored in tables.setting.temperatures if scored is not None]
-    off = [abs(scored / drawn - 1) for drawn, scored in temperatures]
+                gaps.append(abs(token.logp - draw.policy_logp(token.place)))
     wrong = [shift for shift, _ in shifts.most_common() if shift]
     return {
-        "rows_scored": shifts.total(),
         "positions_off": None if not shifts else wrong[0] if wrong else 0,
         "trained_gap": max(gaps, default=None),
         "context_gap": sum(apart) / len(apart) if apart else None,
         "draw_rounding": tables.setting.rounding,
-        "temperature_asked": max((abs(drawn - 1) for drawn, _ in temperatures), default=None),
-        "temperature_off": None if tables.setting.paired else max(off, default=None),
-        "weights_left_over": tables.setting.left_over,
     }
 
 
@@ -348,11 +283,11 @@ def _gap(draws: Sequence[Draw]) -> float | None:
 
 
 def _of_policy(tables: Tables) -> Figures:
-    used = {number for own in tables.states for _, number in own if number is not None}
-    draws = [draw for draw in tables.draws if draw.number in used]
+    setting = tables.setting
+    links = [(row, draw) for row, own in zip(tables.trained, tables.states) for _, draw in own if draw is not None]
+    draws = list({draw.number: draw for _, draw in links}.values())
     others = [draw for draw in draws if draw.by != POLICY]
-    by_others = len(others) == len(draws) if draws else None
-    moved, gap, grown = tables.setting.moved, None, None
+    moved, gap, grown = setting.moved, None, None
     if draws and not others:
         gap = grown = 0.0
     elif others:
@@ -360,66 +295,38 @@ def _of_policy(tables: Tables) -> Figures:
         first, gap = (_gap([draw for draw in others if draw.call == call]) for call in (calls[0], calls[-1]))
         if first is not None and gap is not None and moved is not None and moved > max(_LEAST_MOVE, first):
             grown = max(0.0, gap - first) / moved
-    by_number = {draw.number: draw for draw in tables.draws}
-    ages, other = [], 0
-    for row, states in zip(tables.trained, tables.states):
-        for _, number in states:
-            if number is not None:
-                draw = by_number[number]
-                ages.append(row.step - draw.step)
-                then = tables.setting.weights.get(draw.step)
-                other += draw.by == POLICY and None not in (draw.weights, then) and draw.weights != then
+    other = 0
+    for _, draw in links:
+        then = setting.weights.get(draw.step)
+        other += draw.by == POLICY and None not in (draw.weights, then) and draw.weights != then
     several = len({row.step for row in tables.trained}) > 1
+    oldest = max((row.step - draw.step for row, draw in links), default=0)
     return {
-        "drawn_by_others": by_others,
+        "drawn_by_others": len(others) == len(draws) if draws else None,
         "policy_gap": gap,
         "policy_moved": moved,
         "policy_gap_grown": grown,
-        "other_weights": other if ages else None,
-        "draws_overdue": max(0, max(ages) - tables.setting.steps_allowed) if ages and several else None,
+        "other_weights": other if links else None,
+        "draws_overdue": max(0, oldest - setting.steps_allowed) if links and several else None,
     }
-
-
-def _batches(tables: Tables) -> list[list[list[Paid]]]:
-    """Return the groups of each batch that was rewarded."""
-    batches: dict[int, dict[int, list[Paid]]] = {}
-    for paid in tables.paid:
-        batches.setdefault(paid.batch, {}).setdefault(paid.group, []).append(paid)
-    return [list(groups.values()) for groups in batches.values()]
 
 
 def _of_groups(tables: Tables) -> Figures:
-    draws = {draw.number: draw for draw in tables.draws}
-    groups = [group for batch in _batches(tables) for group in batch]
-    none: Figures = {
-        "groups": len(groups) or None,
-        "groups_mixed": None,
-        "flat_groups": None,
-        "completions_a_group": None,
-    }
-    if not groups or not tables.setting.groups_known:
-        return none | {"groups": None}
-    flat = None
-    if tables.setting.rewards_known:
-        totals = [[paid.total for paid in group if paid.total is not None] for group in groups]
-        flat = sum(bool(own) and max(own) - min(own) <= 1e-6 * max(map(abs, (1.0, *own))) for own in totals)
-
-    def prompt(paid: Paid) -> Any:
-        return paid.columns.get("prompts") or (draws[paid.draw].context if paid.draw in draws else None)
-
-    prompts = [[prompt(paid) for paid in group] for group in groups]
-    every = [each for own in prompts for each in own]
-    mixed = sum(len(set(own)) > 1 for own in prompts) if None not in every and len(set(every)) > 1 else None
-    return none | {"groups_mixed": mixed, "flat_groups": flat, "completions_a_group": max(map(len, groups))}
+    groups = list(tables.groups.values()) if tables.setting.groups_known else []
+    prompts = [[paid.columns.get("prompts") or (paid.draw and paid.draw.context) for paid in own] for own in groups]
+    every = {prompt for own in prompts for prompt in own}
+    mixed = sum(len(set(own)) > 1 for own in prompts) if None not in every and len(every) > 1 else None
+    totals = [[paid.total for paid in own if paid.total is not None] for own in groups]
+    flat = sum(bool(own) and max(own) - min(own) <= 1e-6 * max(map(abs, (1.0, *own))) for own in totals)
+    known = groups and tables.setting.rewards_known
+    return {"groups": len(groups) or None, "groups_mixed": mixed, "flat_groups": flat if known else None}
 
 
 def _of_rows(tables: Tables) -> Figures:
     """Whether each row is trained on by its own reward: pushed up where it is the better one of its group."""
     compared, turned = 0, 0
-    setting = tables.setting
-    groups = {(paid.batch, paid.group): group for batch in _batches(tables) for group in batch for paid in group}
     for place, paid in tables.of_row.items():
-        own = [each.total for each in groups[paid.batch, paid.group] if each.total is not None]
+        own = [each.total for each in tables.groups[paid.batch, paid.group] if each.total is not None]
         if paid.total is None or len(own) < 2:
             continue
         mean = sum(own) / len(own)
@@ -429,7 +336,7 @@ def _of_rows(tables: Tables) -> Figures:
             continue
         compared += 1
         turned += weight * (paid.total - mean) > 0  # a loss that falls makes what has a negative derivative likelier
-    known = setting.groups_known and setting.rewards_known and compared > 1
+    known = tables.setting.groups_known and tables.setting.rewards_known and compared > 1
     other = [paid.other_text for paid in tables.paid if paid.other_text is not None]
     return {
         "rows_compared": compared,
@@ -442,8 +349,7 @@ def _of_rows(tables: Tables) -> Figures:
 def count_moved_columns(tables: Tables) -> int | None:
     """Return how many completions were rewarded with a column of another prompt's row; None where it is not known."""
     rows, decode = tables.setting.rows, tables.setting.decode
-    draws = {draw.number: draw for draw in tables.draws}
-    known = [(draws[paid.draw].context, paid) for paid in tables.paid if paid.draw in draws]
+    known = [(paid.draw.context, paid) for paid in tables.paid if paid.draw is not None]
     if not rows or not known or len(known) < len(tables.paid):
         return None
     own = {context: _rows_of(decode(context), rows) for context in {context for context, _ in known}}
@@ -478,19 +384,15 @@ def _words(prompt: Any) -> str:
 
 def _of_ends(tables: Tables) -> Figures:
     """Whether ends that were drawn are among the ids that were rewarded, where each draw was rewarded once."""
-    drawn, handed, last, known = 0, 0, 0, bool(tables.paid)
-    batches: dict[int, list[Paid]] = {}
-    for paid in tables.paid:
-        batches.setdefault(paid.batch, []).append(paid)
-    lengths = Counter[int]()
-    for batch, rows in batches.items():
+    drawn, handed, last, known, lengths = 0, 0, 0, bool(tables.paid), set[int]()
+    for batch in dict.fromkeys(paid.batch for paid in tables.paid):
+        rows = [paid for paid in tables.paid if paid.batch == batch]
         draws = [draw for draw in tables.draws if last < draw.call <= batch]
         last = batch
         known &= len(draws) == len(rows) and all(paid.ids is not None for paid in rows)
         drawn += sum(draw.ended for draw in draws)
         handed += sum(bool(tables.setting.ends & set(paid.ids or ())) for paid in rows)
-        lengths.update(len(draw.tokens) for draw in draws if draw.ended)
-        lengths.update(-1 for draw in draws if not draw.ended)
+        lengths |= {len(draw.tokens) if draw.ended else -1 for draw in draws}
     return {
         "ends_drawn": drawn if known else None,
         "ends_handed": handed if known else None,
@@ -569,59 +471,49 @@ def control(tables: Tables) -> dict[str, Figures]:
     return {name: measure(plant(tables)) for name, plant in PLANTS.items()}
 
 
-def _change_trained(tables: Tables, change: Callable[[Trained], Trained]) -> Tables:
-    rows = tuple(row for row in map(change, tables.trained) if row.tokens)
-    return dataclasses.replace(tables, trained=rows)
+def _trained(change: Callable[[Trained, int], Trained]) -> Plant:
+    """Return what changes each row that is trained on, by the row and the id of the padding."""
+
+    def plant(tables: Tables) -> Tables:
+        rows = [change(row, tables.setting.pad) for row in tables.trained]
+        return dataclasses.replace(tables, trained=tuple(row for row in rows if row.tokens))
+
+    return plant
 
 
-def _change_paid(tables: Tables, **columns: Sequence[Any]) -> Tables:
-    """Return the tables with other values in columns of what was paid."""
-    every = [dict(zip(columns, values)) for values in zip(*columns.values())]
-    paid = tuple(dataclasses.replace(row, **own) for row, own in zip(tables.paid, every))
-    return dataclasses.replace(tables, paid=paid)
+def _paid(column: str, change: Callable[[Tables], Sequence[Any]]) -> Plant:
+    """Return what gives a column of what was paid other values."""
+
+    def plant(tables: Tables) -> Tables:
+        pairs = zip(tables.paid, change(tables))
+        return dataclasses.replace(
+            tables, paid=tuple(dataclasses.replace(paid, **{column: own}) for paid, own in pairs)
+        )
+
+    return plant
 
 
-def _encode_again(tables: Tables) -> Tables:
+def _encode_again(row: Trained, pad: int) -> Trained:
     """Let the first token of each row be another one, as text that is encoded again has."""
-
-    def change(row: Trained) -> Trained:
-        first = row.tokens[0]
-        other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
-        ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
-        padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
-        token = dataclasses.replace(first, token=other)
-        return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
-
-    return _change_trained(tables, change)
+    first = row.tokens[0]
+    other = next(id for id in range(first.token + 1, first.token + 9) if id not in row.ids)
+    ids = tuple(other if at == first.place else id for at, id in enumerate(row.ids))
+    padded = tuple(other if at == first.at + 1 else id for at, id in enumerate(row.padded))
+    token = dataclasses.replace(first, token=other)
+    return dataclasses.replace(row, ids=ids, padded=padded, tokens=(token, *row.tokens[1:]))
 
 
-def _move(tables: Tables) -> Tables:
+def _move(row: Trained, pad: int) -> Trained:
     """Let each row be read without its first id."""
-
-    def change(row: Trained) -> Trained:
-        later = [each for each in row.tokens if each.place > 1]
-        tokens = tuple(dataclasses.replace(each, place=each.place - 1, at=each.at - 1) for each in later)
-        return dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens)
-
-    return _change_trained(tables, change)
+    later = [each for each in row.tokens if each.place > 1]
+    tokens = tuple(dataclasses.replace(each, place=each.place - 1, at=each.at - 1) for each in later)
+    return dataclasses.replace(row, ids=row.ids[1:], padded=row.padded[1:], tokens=tokens)
 
 
-def _train_padding(tables: Tables) -> Tables:
+def _train_padding(row: Trained, pad: int) -> Trained:
     """Let the padding behind each row be trained on."""
-    pad = tables.setting.pad
-
-    def change(row: Trained) -> Trained:
-        token = Token(len(row.ids), pad, at=len(row.padded) - 1)
-        tokens = (*row.tokens, token)
-        return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
-
-    return _change_trained(tables, change)
-
-
-def _lose_ends(tables: Tables) -> Tables:
-    """Let the end of each completion be lost."""
-    ends = tables.setting.ends
-    return _change_paid(tables, ids=[tuple(id for id in paid.ids or () if id not in ends) for paid in tables.paid])
+    tokens = (*row.tokens, Token(len(row.ids), pad, at=len(row.padded) - 1))
+    return dataclasses.replace(row, ids=(*row.ids, pad), padded=(*row.padded, pad), tokens=tokens)
 
 
 def _keep_weights(tables: Tables) -> Tables:
@@ -643,39 +535,38 @@ def _roll_rows(tables: Tables) -> Tables:
     means = [sum(token.weight for token in row.tokens) / len(row.tokens) for row in tables.trained]
     following = iter(means[1:] + means[:1])
 
-    def change(row: Trained) -> Trained:
+    def change(row: Trained, pad: int) -> Trained:
         weight = next(following)
         return dataclasses.replace(row, tokens=tuple(dataclasses.replace(each, weight=weight) for each in row.tokens))
 
-    return _change_trained(tables, change)
+    return _trained(change)(tables)
 
 
-def _mix_groups(tables: Tables) -> Tables:
+def _mix_groups(tables: Tables) -> list[int]:
     """Let each prompt come once, so that a group has others beside it."""
-    sizes = Counter((paid.batch, paid.group) for paid in tables.paid)
-    groups = Counter(batch for batch, _ in sizes)
-    return _change_paid(tables, group=[(paid.row + paid.group) % groups[paid.batch] for paid in tables.paid])
+    groups = Counter(batch for batch, _ in tables.groups)
+    return [(paid.row + paid.group) % groups[paid.batch] for paid in tables.paid]
 
 
-def _roll_columns(tables: Tables) -> Tables:
+def _roll_columns(tables: Tables) -> list[Mapping[str, str]]:
     """Let each completion be rewarded with the columns of another group's."""
-    size = Counter((paid.batch, paid.group) for paid in tables.paid).most_common(1)
-    by, columns = size[0][1] if size else 0, [paid.columns for paid in tables.paid]
-    return _change_paid(tables, columns=columns[by:] + columns[:by])
+    by, columns = max(map(len, tables.groups.values()), default=0), [paid.columns for paid in tables.paid]
+    return columns[by:] + columns[:by]
 
 
-def _pay_alike(tables: Tables) -> Tables:
-    return _change_paid(tables, total=[0.0] * len(tables.paid))
+def _lose_ends(tables: Tables) -> list[Ids]:
+    """Let the end of each completion be lost."""
+    return [tuple(id for id in paid.ids or () if id not in tables.setting.ends) for paid in tables.paid]
 
 
-PLANTS: dict[str, Callable[[Tables], Tables]] = {
-    "text encoded again": _encode_again,
-    "another context": _move,
-    "padding is trained on": _train_padding,
-    "ends left out": _lose_ends,
-    "columns in another order": _roll_columns,
+PLANTS: dict[str, Plant] = {
+    "text encoded again": _trained(_encode_again),
+    "another context": _trained(_move),
+    "padding is trained on": _trained(_train_padding),
+    "ends left out": _paid("ids", _lose_ends),
+    "columns in another order": _paid("columns", _roll_columns),
     "weights that stay": _keep_weights,
     "rows in another order": _roll_rows,
-    "prompts that are not repeated": _mix_groups,
-    "equal rewards": _pay_alike,
+    "prompts that are not repeated": _paid("group", _mix_groups),
+    "equal rewards": _paid("total", lambda tables: [0.0] * len(tables.paid)),
 }

@@ -164,19 +164,13 @@ def why_not_here(trainer: Any) -> list[str]:
 
 
 def compare_step(
-    trainer: Any,
-    evidence: Evidence,
-    *,
-    definition: Definition | None = None,
-    with_suspects: bool = True,
-    with_controls: bool = False,
+    trainer: Any, evidence: Evidence, *, with_suspects: bool = True, with_controls: bool = False
 ) -> Comparison:
     """Compare the gradient of a step with the textbook's, before the optimizer steps.
 
     Args:
         trainer: the trainer, at the weights that the gradient was computed at.
         evidence: of the step, from this process: all have to call this, and get the same answer.
-        definition: by default that of the trainer's algorithm.
         with_suspects: look for what explains a gradient that is wrong, by the weights of its tokens and some passes.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each. It holds only
             where one of each of MECHANISMS shows.
@@ -202,9 +196,9 @@ def compare_step(
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
             with evidence.within(), whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
-                comparer = _Comparer(trainer, evidence, definition)
+                comparer = _Comparer(trainer, evidence)
                 wrong = wrong + comparer.wrong
-                added = _added(trainer, evidence, definition)
+                added = _added(trainer, evidence)
                 report = comparer.compare(searched and not added, planted)
                 if report.verdict == "HELD" and evidence.unknown:
                     said = f"{evidence.unknown}; with what was told: {report.reason}"
@@ -226,11 +220,11 @@ def compare_step(
     return dataclasses.replace(report, step=step, temperature=temperature, texts=evidence.texts)
 
 
-def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> str:
+def _added(trainer: Any, evidence: Evidence) -> str:
     """Return what the script adds to a library's loss that is the textbook's; empty where it is not so."""
     if not evidence.part:
         return ""
-    alone = _Comparer(trainer, dataclasses.replace(evidence, gradient=evidence.part), definition)
+    alone = _Comparer(trainer, dataclasses.replace(evidence, gradient=evidence.part))
     if alone.compare(False, False).verdict != "HELD":
         return ""
     term = {name: gradient - evidence.part[name] for name, gradient in evidence.gradient.items()}
@@ -241,9 +235,9 @@ def _added(trainer: Any, evidence: Evidence, definition: Definition | None) -> s
 
 
 class _Comparer:
-    def __init__(self, trainer: Any, evidence: Evidence, definition: Definition | None = None):
+    def __init__(self, trainer: Any, evidence: Evidence):
         algorithm = algorithm_of(trainer)
-        self.trainer, self.definition = trainer, definition or algorithm.definition
+        self.trainer, self.definition = trainer, algorithm.definition
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.ranks, self.wrong = evidence.ranks, list[tuple[str, str]]()
         self.theirs, same = self.ranks.same(_by_name(evidence.gradient, trainer.model, self.model))
@@ -255,30 +249,29 @@ class _Comparer:
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
-    def part(self, options: Options, **given: Any) -> Gradient:
-        """Return the part of the expected gradient that the rows of this process have."""
-        given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
-        return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
-
-    def gradient(self, options: Options, *, tally: Tally | None = None, **given: Any) -> Gradient:
-        if self.ranks.count == 1:
-            return self.part(options, tally=tally, **given)
-        own = None if tally is None else Tally()
-        gradient = self.ranks.add(lambda: self.part(options, tally=own, **given))
-        if tally is not None and own is not None:
+    def gradient(
+        self, options: Options, *, definition: Definition | None = None, tally: Tally | None = None, **given: Any
+    ) -> Gradient:
+        """Return the expected gradient, of the rows of all processes."""
+        own, given["definition"] = None if tally is None else Tally(), definition or self.definition
+        given |= {"reference": reference_of(self.trainer), "pad": pad_id(self.trainer), "tally": own}
+        gradient = self.ranks.add(lambda: expected_gradient(self.model, self.rows, options, **given))
+        if tally is not None:
             for other in self.ranks.share(own):
-                tally.add(other)
+                tally.add(other or Tally())
         return gradient
 
     def readings(self) -> dict[str, Options]:
-        readings = dict(self.options.readings())
-        if len(self.trained) == len(self.rows):  # the step's tokens are the generation's
-            readings = {name: options for name, options in readings.items() if not options.generation_tokens}
-        if not any(row.ends_in_padding for row in self.rows):
-            readings = {name: options for name, options in readings.items() if not options.padding_ends}
-        if max(len(row.prompt) + row.padded[1] for row in self.rows) <= (self.options.max_length or math.inf):
-            readings = {name: options for name, options in readings.items() if not options.length_padded}
-        return readings
+        """Return the readings of the options, without those that are the same for these rows."""
+        longest = max(len(row.prompt) + row.padded[1] for row in self.rows)
+        differs = {
+            "generation_tokens": len(self.trained) < len(self.rows),
+            "padding_ends": any(row.ends_in_padding for row in self.rows),
+            "length_padded": longest > (self.options.max_length or math.inf),
+        }
+        same = [name for name, does in differs.items() if not does]
+        readings = self.options.readings().items()
+        return {said: options for said, options in readings if not any(getattr(options, name) for name in same)}
 
     def compare(self, with_suspects: bool, with_controls: bool) -> Comparison:
         if depends_on_grad(self.model):
@@ -326,7 +319,12 @@ class _Comparer:
             scale=loss_scale(self.trainer),
         )
         if verdict == "FOUND" and with_suspects:
-            found = self._explain(search, ours, nearest, rounded, tally)
+            if rounded is None or self.own is None:
+                found = search.explain(ours, nearest, tally)
+            else:  # in these a suspect's gradient is the trainer's; beside the exact one rounding hides which it is
+                gradient = functools.partial(self.gradient, precision=self.own)
+                own = dataclasses.replace(search, floor=Floor(), gradient=gradient)
+                found = own.explain(rounded, measure_apart(self.theirs, rounded), tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
             step = Step(self.rows, options, self.definition)
@@ -366,20 +364,6 @@ class _Comparer:
             "loss_overridden": self.losses is not None,
             "losses_negative": sum(loss < 0 for loss in self.losses) if self.losses else None,
         }
-
-    def _explain(
-        self, search: Search, ours: Gradient, apart: Apart, rounded: Gradient | None, tally: Tally
-    ) -> Explanation:
-        """Look for the suspect that explains the gradient: in the trainer's own numbers, where these are not exact.
-
-        There a suspect's gradient is the trainer's within a hundredth, and beside the exact one rounding hides which
-        of several it is.
-        """
-        if rounded is None or self.own is None:
-            return search.explain(ours, apart, tally)
-        gradient = functools.partial(self.gradient, precision=self.own)
-        own = dataclasses.replace(search, floor=Floor(), gradient=gradient)
-        return own.explain(rounded, measure_apart(self.theirs, rounded), tally)
 
     def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Gradient | None]:
         """Measure how far right passes lie from the exact one.

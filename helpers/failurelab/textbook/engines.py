@@ -26,18 +26,13 @@ Answer = tuple[Sequence[int], Sequence[int], Sequence[float | None] | None]
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """What draws for a trainer.
+    """What draws for a trainer."""
 
-    Attributes:
-        owner: whose method is listened to.
-        name: of the method.
-        read: takes the arguments of a call, by name, and what it returned; gives the answers, one for each completion.
-        temperature: takes the same arguments; gives the temperature that was asked for, or None.
-    """
-
-    owner: Any
-    name: str
+    owner: Any  # whose method is listened to
+    name: str  # of the method
+    # takes the arguments of a call, by name, and what it returned; gives the answers, one for each completion
     read: Callable[[Mapping[str, Any], Any], list[Answer]]
+    # takes the same arguments; gives the temperature that was asked for, or None
     temperature: Callable[[Mapping[str, Any]], float | None]
 
 
@@ -50,7 +45,7 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
     """
     model, engines = trainer.accelerator.unwrap_model(trainer.model), []
     if callable(getattr(model, "generate_batch", None)):
-        engines.append(Engine(model, "generate_batch", _of_batch, _of_config))
+        engines.append(Engine(model, "generate_batch", _of_batch, _asked("generation_config")))
     helper = getattr(trainer, "vllm_generation", None)
     client, llm = getattr(trainer, "vllm_client", None), getattr(trainer, "llm", None)
     if helper is not None:
@@ -58,7 +53,9 @@ def engines_of(trainer: Any, encode: Callable[[str], list[int]]) -> list[Engine]
         asked = own.get("temperature", getattr(helper, "temperature", None))
         engines.append(Engine(helper, "generate", _of_helper, lambda given: asked))
     elif llm is not None:
-        engines.append(Engine(llm, "generate", lambda given, output: _of_llm(given, output, encode), _of_parameters))
+        engines.append(
+            Engine(llm, "generate", lambda given, output: _of_llm(given, output, encode), _asked("sampling_params"))
+        )
     elif client is not None:
         read = lambda given, output: _of_client(given, output, encode)  # noqa: E731
         engines.append(Engine(client, "generate", read, lambda given: given.get("temperature")))
@@ -90,11 +87,14 @@ def read_answers(
         completion, ended = cut_at_end([int(token) for token in drawn], ends)
         row = Row(tuple(int(token) for token in prompt), completion, ended, padded=(width, length))
         if scores is not None:
-            known = [math.nan if score is None else float(score) for score in scores[: len(completion)]]
-            own = torch.tensor(known, dtype=torch.float32)
-            row = dataclasses.replace(row, engine_logps=own)
+            row = dataclasses.replace(row, engine_logps=logps_of(scores[: len(completion)]))
         rows.append(row)
     return rows, engine.temperature(given)
+
+
+def logps_of(scores: Sequence[float | None]) -> torch.Tensor:
+    """Return log-probabilities (tokens,) that an engine told, NaN where it told none."""
+    return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)
 
 
 def _pictures(prompt: Any) -> Any:
@@ -140,12 +140,9 @@ def _of_batch(given: Mapping[str, Any], output: Any) -> list[Answer]:
     return [(answer.prompt_ids, answer.generated_tokens, None) for answer in output.values()]
 
 
-def _of_config(given: Mapping[str, Any]) -> float | None:
-    return getattr(given.get("generation_config"), "temperature", None)
-
-
-def _of_parameters(given: Mapping[str, Any]) -> float | None:
-    return getattr(given.get("sampling_params"), "temperature", None)
+def _asked(options: str) -> Callable[[Mapping[str, Any]], float | None]:
+    """Return what reads the temperature of the options that a call is given under a name."""
+    return lambda given: getattr(given.get(options), "temperature", None)
 
 
 def _ids(prompt: Any, encode: Callable[[str], list[int]]) -> Sequence[int]:

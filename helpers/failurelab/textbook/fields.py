@@ -65,47 +65,32 @@ _NO_EFFECT = """
     torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache use_cpu use_ipex
     use_legacy_prediction_loop use_mps_device warmup_ratio warmup_steps weight_decay
-    _n_gpu
 
     dataset_num_proc gpu_memory_utilization judge max_new_tokens reward_model_path
 """
 
 # Of RLOO before 0.22, whose trainer has no textbook; 0.22 gives their values to fields of other names, or drops them.
+# Then of AsyncGRPO: how completions come, and not what is made of them.
 _NO_EFFECT += """
     batch_size cliprange exp_name kl_coef local_batch_size local_mini_batch_size local_rollout_forward_batch_size
     micro_batch_size mini_batch_size normalize_advantage normalize_reward num_mini_batches num_ppo_epochs
     num_sample_generations num_total_batches response_length rloo_k sft_model_path stop_token stop_token_id
     token_level_kl total_episodes whiten_rewards world_size
-"""
 
-
-# Of AsyncGRPO: how completions come, and not what is made of them.
-_NO_EFFECT += """
     dtype fork_threshold_tokens heartbeat_stale_after_s max_inflight_tasks max_staleness queue_maxsize request_timeout
     token_budget weight_sync_steps weight_sync_timeout
 """
-
-
 IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.split())
 
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A field that the textbook does not implement.
+    """A field that the textbook does not implement."""
 
-    Attributes:
-        neutral: values that leave the gradient as it is.
-        reason: what the others do to it.
-        counts: whether the field has an effect in this trainer, where its value alone does not tell.
-    """
-
-    neutral: tuple[Any, ...]
-    reason: str
+    neutral: tuple[Any, ...]  # values that leave the gradient as it is
+    reason: str  # what the others do to it
+    # whether the field has an effect in this trainer, where its value alone does not tell
     counts: Callable[[Any], bool] | None = None
-
-    def is_neutral(self, value: Any) -> bool:
-        """Whether a value leaves the gradient as it is."""
-        return any(value is neutral or value == neutral for neutral in self.neutral)
 
 
 def spreads(trainer: Any) -> bool:
@@ -265,7 +250,7 @@ def why_not(
     args, lines = trainer.args, []
     for name, left in {**not_here, **NOT_HERE}.items():
         value = getattr(args, name, left.neutral[0])
-        if left.counts(trainer) if left.counts else not left.is_neutral(value):
+        if left.counts(trainer) if left.counts else value not in left.neutral:
             value = getattr(trainer, name, value)  # the trainer may take its model's own
             lines.append(f"{name}={value!r}: {left.reason}")
     for name in sorted(unlisted(type(args))):

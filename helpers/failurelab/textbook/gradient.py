@@ -36,15 +36,10 @@ class OutOfMemory(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """How far each bound is moved, outwards where positive: which side a token near it lies on is rounding's choice.
+    """How far each bound is moved, outwards where positive: which side a token near it lies on is rounding's choice."""
 
-    Attributes:
-        ratio: of the ratios' bounds, in nats.
-        entropy: of the entropy from which on tokens are trained on, in nats.
-    """
-
-    ratio: float = 0.0
-    entropy: float = 0.0
+    ratio: float = 0.0  # of the ratios' bounds, in nats
+    entropy: float = 0.0  # of the entropy from which on tokens are trained on, in nats
 
     def move(self, options: Options) -> Options:
         """Return the options with the ratios' bounds moved."""
@@ -67,21 +62,13 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """In which numbers, and with which dropout, the textbook computes.
+    """In which numbers, and with which dropout, the textbook computes."""
 
-    Attributes:
-        float32: weights are copied to float32 where they are narrower (not those that are quantized).
-        autocast: dtype of autocast, or None.
-        dropout: modules keep their mode; the number seeds the draws. None: no dropout.
-        padded: rows are padded as in generation, which changes nothing but the rounding.
-        scale: that the loss is multiplied with, and the gradient divided by, so that 16 bits hold it.
-    """
-
-    float32: bool = True
-    autocast: torch.dtype | None = None
-    dropout: int | None = None
-    padded: bool = False
-    scale: float = 1.0
+    float32: bool = True  # weights are copied to float32 where they are narrower (not those that are quantized)
+    autocast: torch.dtype | None = None  # dtype of autocast, or None
+    dropout: int | None = None  # modules keep their mode; the number seeds the draws. None: no dropout.
+    padded: bool = False  # rows are padded as in generation, which changes nothing but the rounding
+    scale: float = 1.0  # that the loss is multiplied with, and the gradient divided by, so that 16 bits hold it
 
 
 EXACT = Precision()
@@ -99,31 +86,19 @@ class Slopes:
     slopes: tuple[torch.Tensor, ...]
     given: dict[str, torch.Tensor]
 
-    def made(self) -> types.SimpleNamespace:
-        """Return what the loss is asked with."""
-        return types.SimpleNamespace(**self.given)
-
 
 @dataclasses.dataclass
 class Tally:
-    """What a pass saw, for what it can say of the options.
+    """What a pass saw, for what it can say of the options."""
 
-    Attributes:
-        tokens: that were trained on.
-        clipped: of these, where the clipped product was the smaller one.
-        apart: largest distance of a token's log-probability from the reference's, in nats.
-        drift: largest distance of a ratio from 1.
-        slopes: of the loss, of each part of the rows.
-        log_ratios: of the tokens that are trained on, or of their completions; row after row.
-        entropies: of the tokens among which those of the highest are chosen, of each micro-batch; row after row.
-    """
-
-    tokens: int = 0
-    clipped: int = 0
-    apart: float = 0.0
-    drift: float = 0.0
-    slopes: list[Slopes] = dataclasses.field(default_factory=list)
+    tokens: int = 0  # that were trained on
+    clipped: int = 0  # of these, where the clipped product was the smaller one
+    apart: float = 0.0  # largest distance of a token's log-probability from the reference's, in nats
+    drift: float = 0.0  # largest distance of a ratio from 1
+    slopes: list[Slopes] = dataclasses.field(default_factory=list)  # of the loss, of each part of the rows
+    # of the tokens that are trained on, or of their completions; row after row
     log_ratios: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    # of the tokens among which those of the highest are chosen, of each micro-batch; row after row
     entropies: dict[int | None, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def rounding(self, other: "Tally") -> Shift:
@@ -214,14 +189,12 @@ def expected_gradient(
                 if grad is not None:
                     gradient[name] += grad.to(gradient[name].dtype)
             if tally is not None:
-                seen = Tally()
-                seen.count(definition, step.options, part)
+                tally.count(definition, step.options, part)
                 pairs = zip(scores, grads[len(leaves) :])
                 slopes = [torch.zeros_like(own) if grad is None else grad for own, grad in pairs]
                 given = {name: own.detach().cpu() for name, own in vars(part).items()}
                 own, slope = (tuple(each.detach().cpu() for each in some) for some in (scores, slopes))
-                seen.slopes.append(Slopes(rows_done, own, slope, given))
-                tally.add(seen)
+                tally.slopes.append(Slopes(rows_done, own, slope, given))
     return gradient
 
 
@@ -254,12 +227,7 @@ class Step:
     """The rows that the step trains on, with what depends on all: advantages, weights, tokens of high entropy."""
 
     def __init__(
-        self,
-        rows: Sequence[Row],
-        options: Options,
-        definition: Definition = GRPO,
-        shift: Shift = Shift(),
-        pad: int = 0,
+        self, rows: Sequence[Row], options: Options, definition: Definition = GRPO, shift: Shift = Shift(), pad: int = 0
     ):
         self.options, self.definition, self.shift = shift.move(options), definition, shift
         chosen = [number for number, row in enumerate(rows) if row.micro is not None]
@@ -277,14 +245,6 @@ class Step:
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
             self.kept[row.micro] += 0 if left_out(row, self.options) else row.length()
-        turns: dict[int, dict[int | None, int]] = {}  # of a rank's micro-batches, which come one after another
-        for micro, rank in sorted({(row.micro or 0, row.rank) for row in self.rows}):
-            turns.setdefault(rank, {})[micro] = len(turns.get(rank, {}))
-        self._turns = {micro: turn for own in turns.values() for micro, turn in own.items()}
-
-    def turn(self, row: Row) -> int:
-        """Return which of its rank's micro-batches trains on a row, from 0."""
-        return self._turns[row.micro or 0]
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -350,24 +310,31 @@ class Step:
         self, forward: Callable[..., torch.Tensor], part: range, reference: Reference | None, precision: Precision
     ) -> tuple[types.SimpleNamespace, list[torch.Tensor]]:
         """Return what the loss of some rows is made of, and the scores that it depends on."""
-        options = self.options
+        options, own, places = self.options, [self.rows[number] for number in part], list(part)
         entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
         now = self.score_rows(forward, part, entropy=entropy)
-        logps, mask, places = now.logps, now.mask, list(part)  # (rows, tokens)
-        chosen = (
-            torch.stack([self.chosen_of(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
-        )
-        counts = [max(self.kept[self.rows[number].micro], 1) * len(self.kept) for number in part]
+        logps, mask = now.logps, now.mask  # (rows, tokens)
+        chosen = torch.ones_like(mask)
+        if self.chosen:
+            chosen = torch.stack([self.chosen_of(number, mask) for number in part])
+        counts = [max(self.kept[row.micro], 1) * len(self.kept) for row in own]
+        # A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
+        rounded = [None if precision.float32 else row.old_rounded for row in own]
+        before = [row.old_logps if other is None else other for row, other in zip(own, rounded)]
+        old_logps = self._put(part, logps.detach(), before)
+        reference_logps = logps.detach()
+        if options.beta and reference is not None:
+            with reference() as model, plain(model), torch.no_grad():
+                plainly, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
+                reference_logps = self.score_rows(plainly, part).logps.to(logps)
         made = types.SimpleNamespace(
             logps=logps,
             entropies=now.entropies if entropy else torch.zeros_like(mask),
             mask=mask,
             chosen=chosen,
-            old_logps=(old := self._old_logps(part, logps.detach(), precision)),
-            engine_logps=self._engine_logps(part, old),
-            reference_logps=self._reference_logps(reference, part, precision).to(logps)
-            if options.beta
-            else logps.detach(),
+            old_logps=old_logps,
+            engine_logps=self._put(part, old_logps, [row.engine_logps for row in own]),
+            reference_logps=reference_logps,
             worth=self.advantages[places].to(logps)[:, None],
             weights=self.weights[places].to(logps)[:, None],
             counts=torch.tensor(counts).to(logps)[:, None],
@@ -379,21 +346,8 @@ class Step:
         chosen = self.chosen.get(number, mask.new_zeros(0))
         return nn.functional.pad(chosen, (0, mask.shape[-1] - len(chosen))).to(mask)
 
-    def _old_logps(self, part: range, now: torch.Tensor, precision: Precision) -> torch.Tensor:
-        """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`.
-
-        A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
-        """
-        own = [self.rows[number] for number in part]
-        exact = [precision.float32 or row.old_rounded is None for row in own]
-        return self._put(part, now, [row.old_logps if one else row.old_rounded for row, one in zip(own, exact)])
-
-    def _engine_logps(self, part: range, old: torch.Tensor) -> torch.Tensor:
-        """Return log-probabilities (rows, tokens) by the engine that drew the tokens; where there is none, `old`."""
-        return self._put(part, old, [self.rows[number].engine_logps for number in part])
-
     def _put(self, part: range, scores: torch.Tensor, of_rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Return scores (rows, tokens) with those that are known of each row's completion in their places."""
+        """Return scores (rows, tokens) with those that are known of each row's completion, by what drew it."""
         scores = scores.clone()
         for place, (number, known) in enumerate(zip(part, of_rows)):
             if known is None:
@@ -403,12 +357,6 @@ class Step:
             columns = [column for column, token in enumerate(tokens) if 0 <= token < len(known)]
             scores[place, columns] = known[[tokens[column] for column in columns]].to(scores)
         return scores
-
-    def _reference_logps(self, reference: Reference | None, part: range, precision: Precision) -> torch.Tensor:
-        assert reference is not None  # where beta is not 0, expected_gradient has asked for it
-        with reference() as model, plain(model), torch.no_grad():
-            forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
-            return self.score_rows(forward, part).logps
 
 
 def reward_table(rows: Sequence[Row]) -> torch.Tensor:

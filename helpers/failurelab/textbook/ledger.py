@@ -18,9 +18,7 @@ The figures made of these three are in `balance`.
 """
 
 import functools
-import hashlib
 import html
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -36,7 +34,12 @@ from failurelab.failures.predicates import Value
 from failurelab.handles import is_unseen, keep_random_state
 from failurelab.textbook.algorithms import count_uses, group_size
 from failurelab.textbook.balance import (
+    DRAWN,
+    FOREIGN,
+    MOVED,
+    PADDING,
     POLICY,
+    UNKNOWN,
     Balance,
     Conditions,
     Draw,
@@ -51,26 +54,27 @@ from failurelab.textbook.comparison import drops_out
 from failurelab.textbook.draws import RewardCalls, decode, other_texts, pad_id, plain_text, tokenizer_of
 from failurelab.textbook.gradient import score_old
 from failurelab.textbook.listener import MAKING, SCORING, Listener
-from failurelab.textbook.ranks import fingerprint, is_spread, own_number, several
+from failurelab.textbook.ranks import digest, fingerprint, is_spread, own_number, several
 from failurelab.textbook.reading import Reader
 from failurelab.textbook.recorder import own_precision
 from failurelab.textbook.rows import Row
 
+Scores = tuple[float, ...]  # log-probabilities of the tokens of a draw
 ENGINE = "an engine"
-_COLORS = {"drawn": "#cfe3f1", "moved": "#fbdcc4", "foreign": "#f3b8b0", "padding": "#dddddd"}
+KEPT = 8  # optimizer steps, the last ones
+_COLORS = {DRAWN: "#cfe3f1", MOVED: "#fbdcc4", FOREIGN: "#f3b8b0", PADDING: "#dddddd", UNKNOWN: "#ffffff"}
+_SHOWN = 4  # rows that are drawn in a notebook
 
 
 class Ledger(Listener, TrainerCallback):
-    """Listens to a trainer while it trains, and has the three tables of what it saw.
+    """Listens to a trainer while it trains, and has the three tables of what it saw in the last KEPT steps.
 
     Args:
         trainer: one that draws completions and trains on them: GRPO, RLOO, Online DPO, or of one's own.
-        most: optimizer steps that are kept, the last ones.
     """
 
-    def __init__(self, trainer: Any, most: int = 8):
+    def __init__(self, trainer: Any):
         super().__init__(trainer)
-        self.most = most
         self.draws: list[Draw] = []
         self.paid: list[Paid] = []
         given = lambda: self._drawn_at, self._safely, self.problems.append
@@ -80,7 +84,7 @@ class Ledger(Listener, TrainerCallback):
         self._inner: int | None = None  # the policy's weights as it drew: within the call others may have been put in
         self._calls = 0  # of what draws
         self._weights: dict[int, int | None] = {}  # of the policy, by steps done
-        self._first: list[Row] = []  # that another one than the policy drew first, with the policy's scores
+        self._first: tuple[list[Row], list[Scores]] | None = None  # what another one than the policy drew first
         self.moved: float | None = None
 
     # listening
@@ -109,7 +113,7 @@ class Ledger(Listener, TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget steps that are too long ago."""
-        first = state.global_step - self.most
+        first = state.global_step - KEPT
         kept = [made for made in self._reader.passes if made.rows[0].step >= first]
         if len(kept) < len(self._reader.passes):
             self._reader.passes = kept
@@ -125,43 +129,39 @@ class Ledger(Listener, TrainerCallback):
     def take_draws(self, drawing: Any, rows: list[Row], temperature: float | None) -> None:
         """Write draws down, with what the policy gives their tokens now."""
         self._calls += 1
-        drawn, given = [row for row in rows if row.completion], (temperature or 1.0, pad_id(self.trainer))
-        by, weights, self._inner = POLICY, self._inner, None
+        drawn, by, weights, self._inner = [row for row in rows if row.completion], POLICY, self._inner, None
         with keep_random_state():
-            own = [_scores(row) for row in score_old(self.policy, drawn, *given)] if drawn else []
-            told: list[tuple[float, ...] | None] = [*own]
+            own = self._score(self.policy, drawn, temperature)
+            told: list[Scores | None] = [*own]
             if drawing is None:
                 by, weights = ENGINE, None
                 told = [None if row.engine_logps is None else tuple(row.engine_logps.tolist()) for row in drawn]
             elif drawing is not self.policy:
                 by, weights = type(drawing).__name__, _number(drawing)
-                told = [_scores(row) for row in score_old(drawing, drawn, *given)] if drawn else []
+                told = [*self._score(drawing, drawn, temperature)]
             if drawing is not self.policy and drawn:
-                self._measure_move(drawn, *given)
+                first, before = self._first = self._first or (drawn, own)
+                now = own if first is drawn else self._score(self.policy, first, temperature)
+                apart = [abs(one - two) for pair in zip(before, now) for one, two in zip(*pair)]
+                self.moved = sum(apart) / len(apart)
         scored = iter(zip(told, own))
         for place, row in enumerate(rows):
-            logps, policy_logps = next(scored) if row.completion else ((), ())
             number = self.draws[-1].number + 1 if self.draws else 0
-            ids = row.prompt, row.completion, row.ended
-            scores = temperature, logps, policy_logps
+            logps, policy_logps = next(scored) if row.completion else ((), ())
+            ids, scores = (row.prompt, row.completion, row.ended), (temperature, logps, policy_logps)
             draw = Draw(number, self._calls, place, *ids, self._step, by, weights, *scores)
             self.draws.append(draw)
             self._fresh.append(draw)
         super().take_draws(drawing, rows, temperature)
 
+    def _score(self, model: Any, rows: list[Row], temperature: float | None) -> list[Scores]:
+        """Return the log-probabilities of each row's completion, by a model as it is now."""
+        scored = score_old(model, rows, temperature or 1.0, pad_id(self.trainer)) if rows else []
+        return [() if row.old_logps is None else tuple(row.old_logps[: len(row.completion)].tolist()) for row in scored]
+
     def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
         """Keep whether a rollout function asked the policy for tokens by its own calls."""
         self._asked_by_hand |= by_hand
-
-    def _measure_move(self, drawn: list[Row], temperature: float, pad: int) -> None:
-        """Measure how far the policy has moved since another one drew first."""
-        if not self._first:
-            self._first = score_old(self.policy, drawn, temperature, pad)
-            self.moved = 0.0
-            return
-        now = score_old(self.policy, self._first, temperature, pad)
-        pairs = [(a, b) for one, two in zip(self._first, now) for a, b in zip(_scores(one), _scores(two))]
-        self.moved = sum(abs(a - b) for a, b in pairs) / len(pairs)
 
     def _policy_weights(self) -> int | None:
         """Return a number for the policy's weights, which change with a step alone."""
@@ -181,7 +181,7 @@ class Ledger(Listener, TrainerCallback):
 
     @property
     def trained(self) -> list[Trained]:
-        """Rows of forward passes with the tokens that have a gradient, the last `most` steps of them."""
+        """Rows of forward passes with the tokens that have a gradient, the last KEPT steps of them."""
         return [row for made in self._reader.passes for row in made.rows if row.tokens]
 
     @property
@@ -195,54 +195,47 @@ class Ledger(Listener, TrainerCallback):
     def _pays(self) -> bool:
         return not is_unseen() and bool(self.trainer.model.training)
 
-    def take_rewards(self, asked: RewardCalls) -> None:
+    def take_rewards(self, asked: RewardCalls, drawn: list[Row], places: list[int | None]) -> None:
         """Write down what completions are paid, each beside its draw where that is known."""
-        kwargs = {name: value for own in asked.kwargs.values() for name, value in own.items()}
-        table = asked.table
-        count = len(table[0])
+        table, count, args = asked.table, len(asked.table[0]), self.trainer.args
+        fresh, self._fresh = self._fresh, []
         if any(len(column) != count for column in table):
             self.problems.append("the reward functions returned different numbers of rewards")
             return
-        fresh, self._fresh, rows, self._drawn = self._fresh, [], self._drawn, []
-        texts, ids = kwargs.get("completions") or [], kwargs.get("completion_ids") or []
-        places = self.find_draws(rows, asked)
-        drawn = [None if place is None else fresh[place] for place in places]
-        if len(fresh) != count:  # of draws of the same tokens, or of one of several turns, it is not known which
-            often = Counter(draw.tokens for draw in fresh)
-            pairs = zip(drawn, ids if len(ids) == count else itertools.repeat(None))
-            drawn = [
-                draw if draw and often[draw.tokens] == 1 and (own is None or draw.tokens == tuple(own)) else None
-                for draw, own in pairs
-            ]
-        tokenizer, size, batch = tokenizer_of(self.trainer), group_size(self.trainer), self._calls
+        kwargs = {name: value for own in asked.kwargs.values() for name, value in own.items()}
         columns = {
             name: value for name, value in kwargs.items() if isinstance(value, list | tuple) and len(value) == count
         }
-        weights = getattr(self.trainer.args, "reward_weights", None) or [1.0] * len(table)
-        penalty = getattr(self.trainer.args, "missing_eos_penalty", None)
-        for place in range(count):
-            values = tuple(column[place] for column in table)
+        texts, ids = (columns.get(name) or [None] * count for name in ("completions", "completion_ids"))
+        often = Counter(draw.tokens for draw in fresh)
+        weights = getattr(args, "reward_weights", None) or [1.0] * len(table)
+        penalty = getattr(args, "missing_eos_penalty", None)
+        size, tokenizer = group_size(self.trainer), tokenizer_of(self.trainer)
+        for row, (place, own, given) in enumerate(zip(places, ids, texts)):
+            draw = None if place is None else fresh[place]
+            if draw and len(fresh) != count:  # of draws of the same tokens, or of several turns, it is not known which
+                draw = draw if often[draw.tokens] == 1 and (own is None or draw.tokens == tuple(own)) else None
+            values = tuple(column[row] for column in table)
             known = [weight * value for weight, value in zip(weights, values) if value is not None and value == value]
-            draw = drawn[place]
             total = sum(known) if known else None
             if total is not None and penalty is not None and draw is not None and not draw.ended:
                 total -= penalty
-            text = plain_text(texts[place]) if len(texts) == count else None
-            other = bool(other_texts(tokenizer, [draw.tokens], [texts[place]])) if draw and text is not None else None
+            text = plain_text(given)
             self.paid.append(
                 Paid(
-                    row=place,
-                    batch=batch,
+                    row=row,
+                    batch=self._calls,
                     step=self._step,
-                    group=place % (count // 2) if self.is_paired else place // size,
+                    group=row % (count // 2) if self.is_paired else row // size,
                     rewards=values,
                     total=total,
                     text=text,
-                    other_text=other,
-                    columns={name: repr(value[place]) for name, value in columns.items()},
-                    ids=tuple(ids[place]) if len(ids) == count else None if draw is None else draw.tokens,
-                    draw=None if draw is None else draw.number,
-                    sequence=None if draw is None else draw.context + draw.tokens,
+                    other_text=bool(other_texts(tokenizer, [draw.tokens], [given]))
+                    if draw and text is not None
+                    else None,
+                    columns={name: repr(value[row]) for name, value in columns.items()},
+                    ids=tuple(own) if own is not None else None if draw is None else draw.tokens,
+                    draw=draw,
                 )
             )
 
@@ -267,9 +260,6 @@ class Ledger(Listener, TrainerCallback):
             rounding=rollouts.ROUNDING[2 if narrow else size],
             noisy=drops_out(self.policy),
             moved=self.moved,
-            paired=self.is_paired,
-            temperatures=tuple(made.temperatures for made in self._reader.passes if made.temperatures),
-            left_over=max((made.left_over for made in self._reader.passes if made.left_over is not None), default=None),
             rows=_rows_of(trainer),
             decode=functools.partial(decode, tokenizer_of(trainer)),
             weights=self._weights,
@@ -298,28 +288,19 @@ class Ledger(Listener, TrainerCallback):
     def __str__(self) -> str:
         return "\n".join([*map(str, self.checks), *(f"not known: {line}" for line in dict.fromkeys(self.problems))])
 
-    def strip(self, rows: int = 4) -> list[tuple[list[str], list[tuple[str, str]]]]:
-        """Return a few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
-        tables, tokenizer = self.tables, tokenizer_of(self.trainer)
-        states, draws = tables.states, {draw.number: draw for draw in self.draws}
-        shown = sorted(range(len(states)), key=lambda place: all(each == "drawn" for each, _ in states[place]))
-        strips = []
-        for place in shown[:rows]:
-            row, own = tables.trained[place], states[place]
-            number = next((draw for _, draw in own if draw is not None), None)
-            drawn = [] if number is None else [tokenizer.decode([token]) for token in draws[number].tokens]
-            marked = [(tokenizer.decode([token.token]), state) for token, (state, _) in zip(row.tokens, own)]
-            strips.append((drawn, marked))
-        return strips
-
     def _repr_html_(self) -> str:
-        lines, apart = [], 0
-        for drawn, trained in self.strip():
-            apart += any(state != "drawn" for _, state in trained)
-            for name, tokens in (("drawn", [(token, "drawn") for token in drawn]), ("trained", trained)):
+        """A few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
+        tables, tokenizer, lines, apart = self.tables, tokenizer_of(self.trainer), [], 0
+        states = zip(tables.trained, tables.states)
+        for row, own in sorted(states, key=lambda pair: all(state == DRAWN for state, _ in pair[1]))[:_SHOWN]:
+            draw = next((draw for _, draw in own if draw is not None), None)
+            drawn = [(token, DRAWN) for token in (draw.tokens if draw else ())]
+            trained = [(token.token, state) for token, (state, _) in zip(row.tokens, own)]
+            apart += any(state != DRAWN for _, state in trained)
+            for name, tokens in (("drawn", drawn), ("trained", trained)):
                 cells = "".join(
                     f'<td style="background:{_COLORS[state]};color:#111;border:1px solid #333;padding:1px 4px" '
-                    f'title="{state}">{html.escape(repr(token)[1:-1])}</td>'
+                    f'title="{state}">{html.escape(repr(tokenizer.decode([token]))[1:-1])}</td>'
                     for token, state in tokens
                 )
                 lines.append(f"<tr><th>{name}</th>{cells}</tr>")
@@ -335,14 +316,7 @@ def _number(model: Any) -> int | None:
     """Return a number for a model's weights; None where each rank has a part of them."""
     if is_spread(model):
         return None
-    told = repr(fingerprint(list(model.parameters()))).encode()
-    return int.from_bytes(hashlib.sha256(told).digest()[:7], "big")
-
-
-def _scores(row: Row) -> tuple[float, ...]:
-    """Return the log-probabilities of a row that was scored, without those of its padding."""
-    scores = row.old_logps
-    return () if scores is None else tuple(scores[: len(row.completion)].tolist())
+    return digest(repr(fingerprint(list(model.parameters()))).encode())
 
 
 def _rows_of(trainer: Any, most: int = 1024) -> tuple[Mapping[str, Any], ...]:

@@ -10,7 +10,7 @@ Listened to, on one trainer, and given back when the listener is detached:
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -74,8 +74,8 @@ class Listener:
     def take_rollouts(self, output: dict[str, Any], by_hand: bool) -> None:
         """Take what a rollout function returned, and whether it asked the policy for tokens by its own calls."""
 
-    def take_rewards(self, asked: RewardCalls) -> None:
-        """Take the rewards of one call of all functions."""
+    def take_rewards(self, asked: RewardCalls, drawn: list[Row], places: list[int | None]) -> None:
+        """Take the rewards of one call of all functions, what was drawn since the last, and which of it each one is."""
 
     def before_draw(self) -> None:
         """Note what is to be known before `generate` is called."""
@@ -134,37 +134,38 @@ class Listener:
         """Call `generate` of the policy, or of another model, and take what it drew."""
         if self._draws_now or not self._listens:
             return method(*args, **kwargs)
-        self._generated = True  # its draws are known by their ids, and a later forward pass may score them
         self.before_draw()
-        self._draws_now, drawing = True, self.policy if drawing is None else drawing
-        try:
-            with listen_to_temperature(drawing) as heard:
-                output = method(*args, **kwargs)
-        finally:
-            self._draws_now = False
+        drawing = self.policy if drawing is None or unwrap(drawing) is unwrap(self.policy) else drawing
+        with self._drawing(), listen_to_temperature(drawing) as heard:
+            output = method(*args, **kwargs)
         self._safely(self._record_generation, drawing, args, kwargs, output, next(reversed(heard), None))
         return output
 
     def _record_generation(
         self, drawing: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, temperature: float | None
     ) -> None:
-        drawing = self.policy if unwrap(drawing) is unwrap(self.policy) else drawing
         ends = ends_of(kwargs.get("generation_config"), drawing, tokenizer_of(self.trainer))
         try:
             rows = read_generation(drawing, ends, args, kwargs, output)
         except ValueError as error:
             self.problems.append(str(error))
-            return
-        self.take_draws(drawing, rows, temperature)
+        else:
+            self.take_draws(drawing, rows, temperature)
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Within the block what is called draws, and not what it calls; a later forward pass may score its draws."""
+        self._draws_now = self._generated = True
+        try:
+            yield
+        finally:
+            self._draws_now = False
 
     def _hear_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._draws_now or not self._listens:
             return method(*args, **kwargs)
-        self._draws_now = self._generated = True
-        try:
+        with self._drawing():
             output = method(*args, **kwargs)
-        finally:
-            self._draws_now = False
         self._safely(self._record_answers, engine, method, args, kwargs, output)
         return output
 
@@ -196,14 +197,18 @@ class Listener:
         self._paid.rewards[index] = [None if value is None else float(value) for value in rewards]
         if len(self._paid.rewards) == len(getattr(self.trainer, "reward_funcs", None) or [None]):
             asked, self._paid = self._paid, RewardCalls()
-            self.take_rewards(asked)
+            drawn, self._drawn = self._drawn, []
+            self.take_rewards(asked, drawn, self.find_draws(drawn, asked))
 
     def _note_model(self, index: int, model: nn.Module, args: Any, output: Any) -> None:
         self._safely(self._note_paid, index, (), {}, output.logits[:, 0].tolist())
 
     @property
     def is_paired(self) -> bool:
-        """Whether two completions of each prompt are compared, all first ones before all second ones."""
+        """Whether two completions of each prompt are compared, all first ones before all second ones.
+
+        They are drawn in the step that trains on them.
+        """
         return any(kind.__name__ == "OnlineDPOTrainer" for kind in type(self.trainer).__mro__)
 
     @property
@@ -239,13 +244,11 @@ class Listener:
         left, found, before = dict(enumerate(drawn)), list[int | None](), len(drawn) - count
         ways: list[Callable[[Row, int], bool]] = [lambda row, number: not self._other_texts([row], [texts[number]])]
         if ids:  # the first of several turns goes on; a later one is cut where a completion gets too long
-            before, ways = (
-                0,
-                [
-                    lambda row, number: row.completion == tuple(ids[number]),
-                    lambda row, number: turns.goes_on(row, tuple(ids[number])),
-                ],
-            )
+            before = 0
+            ways = [
+                lambda row, number: row.completion == tuple(ids[number]),
+                lambda row, number: turns.goes_on(row, tuple(ids[number])),
+            ]
         for number in range(min(count, len(ids or texts))):
             places = sorted(left, key=lambda place: place != number + before)  # in their order, if nothing is against
             place = next((place for fits in ways for place in places if fits(left[place], number)), None)

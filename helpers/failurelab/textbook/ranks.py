@@ -12,6 +12,7 @@ Weights and gradients that are spread over the ranks, of ZeRO and of FSDP2, are 
 
 import contextlib
 import datetime
+import hashlib
 import itertools
 import pickle
 import time
@@ -239,6 +240,11 @@ def name_ranks(numbers: Sequence[int]) -> str:
 def fingerprint(tensors: Sequence[Any]) -> list[int]:
     """Return a number for each tensor, of the part that is on this rank: the sum of its bits."""
     return [_bits(tensor.to_local() if is_sharded(tensor) else tensor) for tensor in tensors]
+
+
+def digest(told: bytes) -> int:
+    """Return a number of 56 bits for what is told."""
+    return int.from_bytes(hashlib.sha256(told).digest()[:7], "big")
 
 
 def _bits(tensor: torch.Tensor) -> int:

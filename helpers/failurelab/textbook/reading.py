@@ -29,21 +29,13 @@ _SAMPLE = 256  # rows of logits that the temperature is read from
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """A token that is trained on.
+    """A token that is trained on."""
 
-    Attributes:
-        place: how many ids the model had read as it scored it.
-        token: the id that was scored.
-        weight: the loss's derivative by its log-probability; NaN where it is not known.
-        logp: its log-probability there, at the temperature that was drawn at.
-        at: place among the ids as they were handed over, with padding.
-    """
-
-    place: int
-    token: int
-    weight: float = math.nan
-    logp: float = math.nan
-    at: int = 0
+    place: int  # how many ids the model had read as it scored it
+    token: int  # the id that was scored
+    weight: float = math.nan  # the loss's derivative by its log-probability; NaN where it is not known
+    logp: float = math.nan  # its log-probability there, at the temperature that was drawn at
+    at: int = 0  # place among the ids as they were handed over, with padding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +67,10 @@ class Trained:
 
 @dataclasses.dataclass
 class Pass:
-    """A forward pass of the loss.
+    """A forward pass of the loss."""
 
-    Attributes:
-        rows: with the tokens that have a gradient, in the last backward pass.
-        attended: whether each id, as it was handed over, is attended to.
-        temperatures: that was drawn at, and that was scored at; None where it could not be read.
-        left_over: the share of the gradient that no weight explains; None where there is no row of logits to ask.
-    """
-
-    rows: list[Trained]
-    attended: list[list[bool]]
-    temperatures: tuple[float, float | None] | None = None
-    left_over: float | None = None
+    rows: list[Trained]  # with the tokens that have a gradient, in the last backward pass
+    attended: list[list[bool]]  # whether each id, as it was handed over, is attended to
 
     def write(self, found: Sequence[tuple[int, int, int, float, float]]) -> None:
         """Write down the tokens: of each the row, the place of its logits, its id, weight and log-probability."""
@@ -148,15 +131,16 @@ class Reader:
                 self._rows += 1
             self._reading = ids, Pass(rows, attended)
 
-    def _begin(self) -> tuple[torch.Tensor, Pass] | None:
+    def _begin(self, scores: Any) -> tuple[torch.Tensor, Pass] | None:
+        """Return the ids and the pass that scores, or logits, are of, once; None where they are not to be read."""
+        read = not torch.compiler.is_compiling() and not is_unseen() and isinstance(scores, torch.Tensor)
+        if not read or not scores.requires_grad:
+            return None
         reading, self._reading = self._reading, None
         return reading
 
     def _note_logits(self, head: Any, args: Any, logits: Any) -> None:
-        if torch.compiler.is_compiling() or is_unseen() or not isinstance(logits, torch.Tensor):
-            return
-        reading = self._begin() if logits.requires_grad else None
-        if reading is None:
+        if (reading := self._begin(logits)) is None:
             return
         if logits.ndim != 3 or len(logits) != len(reading[0]):
             self._problem("the logits of a forward pass are not a row for each sequence")
@@ -168,10 +152,7 @@ class Reader:
     def _note_scores(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Listen to log-probabilities that the forward pass itself gives, by labels, where it makes no logits."""
         scores, labels = getattr(output, "log_probs", None), kwargs.get("labels")
-        if torch.compiler.is_compiling() or is_unseen() or not isinstance(scores, torch.Tensor) or labels is None:
-            return
-        reading = self._begin() if scores.requires_grad else None
-        if reading is None:
+        if labels is None or (reading := self._begin(scores)) is None:
             return
         if scores.shape != labels[:, 1:].shape:
             self._problem("which token each log-probability of a forward pass belongs to is not known")
@@ -190,10 +171,9 @@ class Reader:
         """Read the tokens from logits and their gradient, (rows, kept, words)."""
         sizes, found = gradient.abs().amax(-1), list[tuple[int, int, int, float, float]]()  # (rows, kept)
         used, before = (sizes > LEAST * sizes.max()).nonzero(), ids.shape[1] - logits.shape[1]  # (tokens, 2)
-        drawn, left, total = self._drawn_at(), 0.0, 0.0
+        drawn = self._drawn_at()
         some = used[:: max(1, len(used) // _SAMPLE)].unbind(1)
-        scored = scoring_temperature(logits[some], gradient[some]) if len(used) else None
-        made.temperatures, temperature = (drawn, scored), scored or drawn
+        temperature = (scoring_temperature(logits[some], gradient[some]) if len(used) else None) or drawn
         for part in used.split(max(1, _ROOM // (4 * logits.shape[-1]))):
             rows, places = part.T
             own, given = gradient[rows, places].float(), logits[rows, places].float()  # (tokens, words)
@@ -204,14 +184,8 @@ class Reader:
             token = torch.where(nearly & (places + before + 1 < ids.shape[1])[:, None], follows, token)
             logps = (given / temperature).log_softmax(-1)
             rest = 1 - logps.gather(-1, token).exp()
-            weight = own.gather(-1, token) * temperature / rest
-            expected = (weight / temperature * -logps.exp()).scatter_add(-1, token, weight / temperature)
-            known = rest[:, 0] > _SURE
-            left += float((own - expected)[known].square().sum())
-            total += float(own[known].square().sum())
-            weight = weight.masked_fill(~known[:, None], math.nan)
+            weight = (own.gather(-1, token) * temperature / rest).masked_fill(rest <= _SURE, math.nan)
             logp = logps if temperature == drawn else (given / drawn).log_softmax(-1)
             told = rows, places + before, *(each[:, 0] for each in (token, weight, logp.gather(-1, token)))
             found += zip(*(each.tolist() for each in told))
         made.write(found)
-        made.left_over = math.sqrt(left / total) if total else None

@@ -16,7 +16,6 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -31,11 +30,12 @@ from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, count_uses, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.draws import RewardCalls, pad_id
+from failurelab.textbook.engines import logps_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, reward_table, score_old, with_kl
 from failurelab.textbook.listener import LIBRARIES, Listener
-from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
+from failurelab.textbook.ranks import ALONE, Ranks, digest, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.reading import Pass, Reader
-from failurelab.textbook.rows import Ids, Row
+from failurelab.textbook.rows import Ids, Row, group_in_order
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
@@ -45,68 +45,48 @@ MIXED = "groups of several prompts"
 
 @dataclasses.dataclass
 class Evidence:
-    """What is known of one optimizer step.
+    """What is known of one optimizer step."""
 
-    Attributes:
-        rows: of all generations that the step takes rows from.
-        gradient: the trainer's, before it was clipped, in float32; zeros where a parameter got none.
-        problems: why nothing can be judged, if so.
-        wrong: what is not the algorithm's, whatever the gradient is: a name and a line for each.
-        texts: what reward functions were given that was not drawn; "" if nothing.
-        temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
-        random: of several processes, a number for the state of the generator before each draw.
-        ranks: this process among those that train together.
-        part: the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
-            trainer something else; None where it is not known.
-        within: gives a block in which the model takes a row by itself.
-        passes: of the loss, with the weights of their tokens; none where these cannot be read.
-        unknown: why a gradient that is right for these rows is not held; "" if it is.
-        losses: of micro-batches, where the script changes them: the library's, or its own if there is none.
-        believed: what was taken at its word, a line each.
-    """
-
-    rows: list[Row]
-    gradient: Gradient
-    problems: list[str]
+    rows: list[Row]  # of all generations that the step takes rows from
+    gradient: Gradient  # the trainer's, before it was clipped, in float32; zeros where a parameter got none
+    problems: list[str]  # why nothing can be judged, if so
+    # what is not the algorithm's, whatever the gradient is: a name and a line for each
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    texts: str = ""
+    texts: str = ""  # what reward functions were given that was not drawn; "" if nothing
+    # that the tokens were drawn at, as `generate` was handed it; None where it was not asked
     temperature: float | None = None
+    # of several processes, a number for the state of the generator before each draw
     random: list[int] = dataclasses.field(default_factory=list)
-    ranks: Ranks = ALONE
+    ranks: Ranks = ALONE  # this process among those that train together
+    # the gradient of the library's own loss alone, where a class of the script's own calls that and gives the
+    # trainer something else; None where it is not known
     part: Gradient | None = None
+    # gives a block in which the model takes a row by itself
     within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    passes: Sequence[Pass] = ()
-    unknown: str = ""
+    passes: Sequence[Pass] = ()  # of the loss, with the weights of their tokens; none where these cannot be read
+    unknown: str = ""  # why a gradient that is right for these rows is not held; "" if it is
+    # of micro-batches, where the script changes them: the library's, or its own if there is none
     losses: Sequence[float] | None = None
-    believed: Sequence[str] = ()
+    believed: Sequence[str] = ()  # what was taken at its word, a line each
 
 
 @dataclasses.dataclass
 class _Batch:
-    """One generation with its rewards.
+    """One generation with its rewards."""
 
-    Attributes:
-        rows: its completions.
-        step: optimizer steps that were done before it.
-        problems: why it cannot be judged.
-        texts: pairs of what was drawn and what reward functions were given instead.
-        temperature: that `generate` was handed; None where it was not asked.
-        random: of several processes, the state of the generator before the draw; 0 where it is not known.
-        wrong: what is wrong with what was drawn, as in Evidence.
-        slices: micro-batches that have trained on it.
-        used: places of the rows that have been trained on in this iteration.
-        trained: places of the rows that this optimizer step trains on, with their micro-batches.
-    """
-
-    rows: list[Row]
-    step: int
-    problems: list[str]
-    texts: list[tuple[str, str]]
-    temperature: float | None = None
-    random: int = 0
+    rows: list[Row] = dataclasses.field(default_factory=list)  # its completions
+    step: int = 0  # optimizer steps that were done before it
+    problems: list[str] = dataclasses.field(default_factory=list)  # why it cannot be judged
+    # pairs of what was drawn and what reward functions were given instead
+    texts: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    temperature: float | None = None  # that `generate` was handed; None where it was not asked
+    random: int = 0  # of several processes, the state of the generator before the draw; 0 where it is not known
+    # what is wrong with what was drawn, as in Evidence
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    slices: int = 0
+    slices: int = 0  # micro-batches that have trained on it
+    # places of the rows that have been trained on in this iteration
     used: set[int] = dataclasses.field(default_factory=set)
+    # places of the rows that this optimizer step trains on, with their micro-batches
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -132,11 +112,9 @@ class Recorder(Listener):
         self._forget_draws()
         self._inside = False
         self._within: list[Row] = []  # what a rollout function draws on its way to its answer
-        self._turns: list[tuple[str, str]] = []  # what is wrong with them
         self._not_held = ""  # why a right gradient is not held
-        self._temperature: float | None = None  # that they were drawn at
-        self._random = 0
-        self.last_call: tuple[list[Row], RewardCalls] = [], RewardCalls()  # what was drawn, as rewards were asked for
+        self._next = _Batch()  # that rewards were not asked for yet
+        self.last_rows: list[Row] = []  # what was drawn, as rewards were asked for
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
         self._dtypes: dict[str, torch.dtype] = {}  # of weights as training begins: an engine casts them before
@@ -144,8 +122,8 @@ class Recorder(Listener):
 
     def _forget_step(self) -> None:
         self._micros = 0
-        self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
-        self._again = self._unknown = self._left = self._moved = 0
+        self._open: list[tuple[int, str]] = []  # micro-batch of each row that is none of a generation's next, and why
+        self._left = 0  # rows of generations that no micro-batch has had
         self._micro_rows = 0  # of the last micro-batch
         self._gradient: Gradient | None = None
         self._part: Gradient | None = None
@@ -186,21 +164,23 @@ class Recorder(Listener):
         return next((step for step in range(now + 1, now + 1000) if self.wanted(step)), None)
 
     def _engine_step(self, compare: Callable[[], None], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.engine.is_gradient_accumulation_boundary() and self.wanted(self.trainer.state.global_step + 1):
+        if self.engine.is_gradient_accumulation_boundary() and self._is_wanted:
             self._safely(self._keep_gradient)
             compare()
         return method(*args, **kwargs)
 
     # what is listened to
 
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the step that is under way is to be compared."""
+        return self.wanted(self.trainer.state.global_step + 1)
+
     def _micro_read(self) -> dict[str, int] | None:
         """Return the numbers of process, step and micro-batch, of a step that is compared."""
-        now = self.trainer.state.global_step
-        return (
-            {"rank": self.ranks.number, "step": now, "micro": self._micros}
-            if self._listens and self.wanted(now + 1)
-            else None
-        )
+        if not (self._listens and self._is_wanted):
+            return None
+        return {"rank": self.ranks.number, "step": self.trainer.state.global_step, "micro": self._micros}
 
     def _drawn_at(self) -> float:
         known = self._batches[-1].temperature if self._batches else None
@@ -219,7 +199,7 @@ class Recorder(Listener):
     def listen_to_rewards(self) -> None:
         """Begin to listen to what is paid, also where a method of the script's own makes other rewards of it."""
         super().listen_to_rewards()
-        if self.overrides(("_calculate_rewards",)) and not several() and not self.algorithm.is_paired:
+        if self.overrides(("_calculate_rewards",)) and not several() and not self.is_paired:
             self.wrap(self.trainer, "_calculate_rewards", self._calculated)
 
     def _calculated(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -253,20 +233,18 @@ class Recorder(Listener):
             told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
             row = Row(tuple(map(int, prompt)), ids, bool(ids) and ids[-1] in ends, padded=width)
             judged = turns.judge(row, told, drawn, closing, astray)
-            odd, counted, row = odd + (len(told) != len(ids)), counted + sum(map(bool, told)), judged.row
-            if row.engine_logps is None and logps is not None and len(logps) == len(ids):
-                row = dataclasses.replace(row, engine_logps=_tensor(logps))
-            row = dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row))
-            every.append(dataclasses.replace(judged, row=row))
-        names = "foreign", "moved", "masked"
-        foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in names)
+            odd, counted = odd + (len(told) != len(ids)), counted + sum(map(bool, told))
+            if judged.row.engine_logps is None and logps is not None and len(logps) == len(ids):
+                judged = dataclasses.replace(judged, row=dataclasses.replace(judged.row, engine_logps=logps_of(logps)))
+            every.append(judged)
+        foreign, moved, masked = (sum(getattr(each, name) for each in every) for name in ("foreign", "moved", "masked"))
         if moved:
             said = f"{moved} of {counted} tokens trained on stand behind other ids than they were drawn behind"
-            self._turns.append((turns.RENDERED, said))
+            self._next.wrong.append((turns.RENDERED, said))
         if foreign or masked or odd:
             said = f"env_mask has another length than the completion, of {odd} completions; " * bool(odd)
             said += f"of {counted} tokens trained on {foreign} were not drawn behind what stands before them"
-            self._turns.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
+            self._next.wrong.append((turns.MASK, f"{said}, and {masked} that were drawn are not trained on"))
         if not all(each.seen for each in every):
             said = "what drew the completions that rollout_func returned was not seen"
             self._not_held = f"{said}, so which of their tokens are the policy's is not known"
@@ -274,18 +252,13 @@ class Recorder(Listener):
 
     def take_draws(self, drawing: Any, rows: list[Row], temperature: float | None) -> None:
         """Take what one call drew; within a rollout function, what its answer is held against."""
-        self._temperature = temperature
-        rows = [dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)) for row in rows]
+        self._next.temperature = temperature
         (self._within if self._rolls_out else self._drawn).extend(rows)
 
     def before_draw(self) -> None:
         """Note the state of the generator, which must be another one on each rank."""
-        if several() and not self._random:
-            self._random = _random_state(self.trainer.model)
-
-    def _ends_in_padding(self, row: Row) -> bool:
-        """Whether a completion was cut behind the padding's token, drawn as a word."""
-        return bool(row.completion) and not row.ended and row.completion[-1] == pad_id(self.trainer)
+        if several() and not self._next.random:
+            self._next.random = _random_state(self.trainer.model)
 
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
@@ -294,7 +267,7 @@ class Recorder(Listener):
             result = method(*args, **kwargs)
         finally:
             self._inside = False
-        if self.algorithm.is_paired:  # it calls no compute_loss
+        if self.is_paired:  # it calls no compute_loss
             self._safely(self._record_micro, None, known)
         self._safely(self._keep_old, known)
         return result
@@ -337,7 +310,7 @@ class Recorder(Listener):
 
     def _keep_part(self, loss: torch.Tensor) -> None:
         """Add a loss's own gradient to the part, with the weight that the backward pass will give to that loss."""
-        if not self.wanted(self.trainer.state.global_step + 1):
+        if not self._is_wanted:
             return
         trained = {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
         found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
@@ -372,21 +345,17 @@ class Recorder(Listener):
         for prompt, completion in ids:
             lengths = range(len(completion), -1, -1)  # it may be padded behind its end
             places = next(filter(None, (where.get((prompt, completion[:length])) for length in lengths)), [])
-            unused = [(batch, place) for batch, place in places if place not in batch.used]
-            fresh = next(((batch, place) for batch, place in unused if place not in batch.trained), None)
-            if fresh:
-                batch, place = fresh
+            unused = [(place in batch.trained, batch, place) for batch, place in places if place not in batch.used]
+            if unused:
+                again, batch, place = min(unused, key=lambda row: row[0])
                 batch.used.add(place)
-                batch.trained[place] = micro
-            elif unused:
-                batch, place = unused[0]
-                batch.used.add(place)
-                self.problems.append("the step trains on a generation in more than one iteration")
+                if again:
+                    self.problems.append("the step trains on a generation in more than one iteration")
+                else:
+                    batch.trained[place] = micro
             else:
-                self._open.append(micro)
-                self._again += bool(places)
-                self._unknown += not places
-                self._moved += not places and any(completion[:length] in elsewhere for length in lengths[:-1])
+                is_moved = any(completion[:length] in elsewhere for length in lengths[:-1])
+                self._open.append((micro, "again" if places else "moved" if is_moved else "unknown"))
         if self._batches:
             batch = self._batches[-1]
             batch.slices += 1
@@ -403,7 +372,7 @@ class Recorder(Listener):
         return asked or max(1, rows // max(1, self._micro_rows))
 
     def _clip(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.engine is None and self.wanted(self.trainer.state.global_step + 1):
+        if self.engine is None and self._is_wanted:
             self._safely(self._keep_gradient)
         return method(*args, **kwargs)
 
@@ -411,26 +380,26 @@ class Recorder(Listener):
         self._gradient = self._own_gradient()
 
     def _own_gradient(self) -> Gradient:
-        return _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
+        return self._unscaled(full_gradient(self.trainer))
+
+    def _unscaled(self, gradient: Gradient) -> Gradient:
+        scale = loss_scale(self.trainer)
+        return gradient if scale == 1 else {name: grad / scale for name, grad in gradient.items()}
 
     # what is made of it
 
-    def take_rewards(self, asked: RewardCalls) -> None:
+    def take_rewards(self, asked: RewardCalls, drawn: list[Row], places: list[int | None]) -> None:
         """Put generation and rewards together."""
         count, number = len(asked.table[0]), len(self._batches)
-        drawn, self._drawn = self._drawn, []
-        temperature, self._temperature = self._temperature, None
-        random, self._random = self._random, 0
-        problems: list[str] = []
+        batch, self._next = self._next, _Batch()
+        batch.step = self.trainer.state.global_step
         if any(len(values) != count for values in asked.table):
-            problems.append("the reward functions returned different numbers of rewards")
-        wrong, self._turns = self._turns, []
-        places = self.find_draws(drawn, asked)
+            batch.problems.append("the reward functions returned different numbers of rewards")
         if None in places:
             said = "the completions that reward functions were given are not those that were drawn"
-            problems += self.problems or [said]  # what was not recorded is the reason
-        if problems:
-            self._batches.append(_Batch([], self.trainer.state.global_step, problems, [], wrong=wrong))
+            batch.problems += self.problems or [said]  # what was not recorded is the reason
+        if batch.problems:
+            self._batches.append(batch)
             return
         ids, linked = asked.given("completion_ids"), list[Row]()
         for place, row in enumerate(drawn[place] for place in places if place is not None):
@@ -438,27 +407,25 @@ class Recorder(Listener):
             if row.completion != own and turns.goes_on(row, own):  # several turns are joined
                 row = dataclasses.replace(row, completion=own, ended=own[-1] in self.ends())
                 row = turns.with_draws(row, drawn)
-            linked.append(row)
-        drawn = turns.pad_alike(linked)
-        self.last_call = drawn, asked
-        groups, problem = [0] * count, None  # of several processes they are told when all rows are there
+            in_padding = not row.ended and row.completion[-1:] == (pad_id(self.trainer),)
+            linked.append(dataclasses.replace(row, ends_in_padding=in_padding))
+        drawn = self.last_rows = turns.pad_alike(linked)
+        groups, problem = [0] * count, ""  # of several processes they are told when all rows are there
         if not several():
             prompts = [*asked.given("prompts")]
             if len(prompts) != count or self.scores_itself:
                 prompts = [row.prompt for row in drawn]
-            groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
+            groups, problem = group_in_order(self._by_prompt(prompts), group_size(self.trainer))
             if problem and self._mixes(prompts):
-                wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
+                batch.wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
                 problem = "an advantage is defined among completions of one prompt"
-        rewards = list(zip(*asked.table))
-        texts = self._other_texts(drawn, asked.given("completions"))
-        rows = [
+        batch.problems += [problem] * bool(problem)
+        batch.texts = self._other_texts(drawn, asked.given("completions"))
+        batch.rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
+            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt([*zip(*asked.table)]), groups)
         ]
-        problems = [problem] if problem else []
-        now = self.trainer.state.global_step
-        self._batches.append(_Batch(rows, now, problems, texts, temperature, random, wrong))
+        self._batches.append(batch)
 
     def _mixes(self, prompts: Sequence[Any]) -> bool:
         """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
@@ -473,7 +440,7 @@ class Recorder(Listener):
 
     def _by_prompt(self, values: list[T]) -> list[T]:
         """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
-        if not self.algorithm.is_paired:
+        if not self.is_paired:
             return values
         half = len(values) // 2
         return [value for pair in zip(values[:half], values[half:]) for value in pair]
@@ -510,8 +477,8 @@ class Recorder(Listener):
             return Evidence([], {}, [f"no evidence: {type(error).__name__}: {error}"], ranks=self.ranks)
 
     def _evidence(self) -> Evidence:
-        clipped = self._gradient and self.engine is None  # an engine clips within its step
-        wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
+        # an engine clips within its step
+        wrong = self._compare_given(self._gradient) if self._gradient and self.engine is None else []
         gradient = self._gradient or self._own_gradient()
         problems = list(self.problems)
         if loss_scale(self.trainer) != 1 and not all(bool(grad.isfinite().all()) for grad in gradient.values()):
@@ -541,8 +508,7 @@ class Recorder(Listener):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
         if self._reference != self._fingerprint() and not getattr(self.trainer.args, "sync_ref_model", False):
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
-        texts = [pair for batch in batches for pair in batch.texts]
-        said = ""
+        texts, said = [pair for batch in batches for pair in batch.texts], ""
         if texts:
             said = (
                 f"the reward functions were given other texts than were drawn, for {len(texts)} of {len(rows)} "
@@ -551,13 +517,20 @@ class Recorder(Listener):
         temperatures = {batch.temperature for batch in batches}
         if len(temperatures) > 1:
             problems.append("the step trains on generations that were drawn at several temperatures")
-        temperature = next(iter(temperatures), None)
-        random = [batch.random for batch in batches]
-        given = problems, wrong, said, temperature, random, self.ranks
-        part = self._part and _scaled(self._part, 1 / loss_scale(self.trainer))
-        losses = self._losses["library"] or self._losses["own"] if self._overridden else None
-        more: dict[str, Any] = {"passes": self._reader.passes, "unknown": self._not_held, "losses": losses}
-        return Evidence(rows, gradient, *given, part, **more)
+        return Evidence(
+            rows,
+            gradient,
+            problems,
+            wrong,
+            texts=said,
+            temperature=next(iter(temperatures), None),
+            random=[batch.random for batch in batches],
+            ranks=self.ranks,
+            part=self._part and self._unscaled(self._part),
+            passes=self._reader.passes,
+            unknown=self._not_held,
+            losses=self._losses["library"] or self._losses["own"] if self._overridden else None,
+        )
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -587,19 +560,19 @@ class Recorder(Listener):
 
         Which those are is known where all of the generation belongs to this step.
         """
-        batches = self._concerned()
+        batches, whys = self._concerned(), [why for _, why in self._open]
         left = [(batch, place) for batch in batches for place in range(len(batch.rows)) if place not in batch.trained]
         if self._micros == self._slices * len(batches) and len(left) >= len(self._open):
-            for (batch, place), micro in zip(left, [*self._open, *[0] * len(left)]):
+            for (batch, place), micro in zip(left, [*(micro for micro, _ in self._open), *[0] * len(left)]):
                 batch.trained[place] = micro
-        elif self._again:
-            said = f"{self._again} completions are trained on again before others of their generation are trained on"
+        elif count := whys.count("again"):
+            said = f"{count} completions are trained on again before others of their generation are trained on"
             wrong.append(("completions trained on twice", said))
-        elif self._moved:
-            said = f"{self._moved} completions are trained on behind other prompts than they were drawn behind"
+        elif count := whys.count("moved"):
+            said = f"{count} completions are trained on behind other prompts than they were drawn behind"
             wrong.append(("completions of other prompts", said))
             problems.append("completions are not those of their prompts")
-        elif self._unknown:
+        elif whys:
             problems.append("the trainer trains on tokens that are not those that were drawn, on a part of them")
         elif self._left:
             wrong.append(("completions left out", f"{self._left} completions of a generation are never trained on"))
@@ -631,7 +604,7 @@ def _random_state(model: nn.Module) -> int:
     """Return a number for the state of the generator that tokens are drawn by."""
     device = next(model.parameters()).device
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
-    return int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big")
+    return digest(state.numpy().tobytes())
 
 
 def _ambiguous(rows: Sequence[Row], by_micro_batch: bool) -> bool:
@@ -657,15 +630,6 @@ def _ids_of(inputs: Any) -> list[tuple[Ids, Ids]] | None:
     mask = torch.ones_like(inputs["prompt_ids"]) if mask is None else mask
     prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(inputs["prompt_ids"], mask)]
     return list(zip(prompts, (tuple(row) for row in inputs["completion_ids"].tolist())))
-
-
-def _groups(prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
-    """Return each row's group: `size` completions, one after another, of one prompt; and what speaks against it."""
-    groups = [place // size for place in range(len(prompts))]
-    for place in range(len(prompts)):
-        if prompts[place] != prompts[place - place % size]:
-            return groups, f"the completions of a prompt do not stand together in groups of {size}"
-    return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else None
 
 
 def reference_of(trainer: Any) -> Reference:
@@ -708,11 +672,3 @@ def loss_scale(trainer: Any) -> float:
     """Return what the loss is multiplied with before the backward pass, for numbers of 16 bits."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     return float(scaler.get_scale()) if scaler is not None else 1.0
-
-
-def _scaled(gradient: Gradient, factor: float) -> Gradient:
-    return gradient if factor == 1 else {name: grad * factor for name, grad in gradient.items()}
-
-
-def _tensor(scores: Sequence[float | None]) -> torch.Tensor:
-    return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)

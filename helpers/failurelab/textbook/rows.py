@@ -88,21 +88,13 @@ class Scoring:
 
 @dataclasses.dataclass
 class Layout:
-    """A row as the model is given it.
+    """A row as the model is given it."""
 
-    Attributes:
-        ids: token ids.
-        attended: whether each is attended to.
-        start: place in `ids` of the completion's first token.
-        places: places in `ids` of the tokens that are scored.
-        sources: places of the logits that score them.
-    """
-
-    ids: list[int]
-    attended: list[bool]
-    start: int
-    places: list[int]
-    sources: list[int]
+    ids: list[int]  # token ids
+    attended: list[bool]  # whether each is attended to
+    start: int  # place in `ids` of the completion's first token
+    places: list[int]  # places in `ids` of the tokens that are scored
+    sources: list[int]  # places of the logits that score them
 
 
 def lay_out(row: Row, scoring: Scoring) -> Layout:
@@ -134,3 +126,26 @@ def cut_at_end(completion: Sequence[int], ends: Collection[int]) -> tuple[tuple[
         if token in ends:
             return tuple(completion[: place + 1]), True
     return tuple(completion), False
+
+
+def group_in_order(prompts: Sequence[object], size: int) -> tuple[list[int], str]:
+    """Return each completion's group: `size` completions, one after another, of one prompt; and what speaks against it.
+
+    Args:
+        prompts: of the completions, in their order.
+        size: of a group.
+    """
+    groups = [place // size for place in range(len(prompts))]
+    if any(prompt != prompts[place - place % size] for place, prompt in enumerate(prompts)):
+        return groups, f"the completions of a prompt do not stand together in groups of {size}"
+    return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else ""
+
+
+def strip_padding(ids: Ids, pad: int) -> tuple[int, Ids]:
+    """Return ids without padding at both ends, and how many stood before them."""
+    start, end = 0, len(ids)
+    while start < end and ids[start] == pad:
+        start += 1
+    while end > start and ids[end - 1] == pad:
+        end -= 1
+    return start, ids[start:end]

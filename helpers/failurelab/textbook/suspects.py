@@ -14,7 +14,6 @@ knows. What else is wrong is found all the same, and told by its figures.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -59,19 +58,12 @@ When = Callable[[Sequence[Row], Options], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A mistake that people make.
+    """A mistake that people make."""
 
-    Attributes:
-        name: of the kind of mistake.
-        line: which one of the kind.
-        change: the function of the definition that is another one, by its name there.
-        when: whether it can make a difference.
-    """
-
-    name: str
-    line: str
-    change: Mapping[str, Callable[..., Any]]
-    when: When = lambda rows, options: True
+    name: str  # of the kind of mistake
+    line: str  # which one of the kind
+    change: Mapping[str, Callable[..., Any]]  # the function of the definition that is another one, by its name there
+    when: When = lambda rows, options: True  # whether it can make a difference
 
     def replace(self, definition: Definition) -> Definition:
         """Return a definition with this mistake in it."""
@@ -90,39 +82,58 @@ def _is_old(rows: Sequence[Row], options: Options) -> bool:
     return any(row.old_logps is not None for row in rows)
 
 
-def _other_scores() -> Iterator[Suspect]:
-    yield Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1))
+def _where(padded: bool = False, heated: bool = False) -> When:
+    """Return what says that prompts are padded, and that tokens are drawn at another temperature than 1, if asked."""
+    return lambda rows, options: (
+        (not padded or any(len(row.prompt) < row.padded[0] for row in rows))
+        and (not heated or options.temperature != 1)
+    )
+
+
+_FRONT, _BARE = {"padded": True, "from_prompt": True}, {"padded": True, "attend_padding": True}
+SCORES = (
+    Suspect("scores shifted by one", "a token is scored after it was read", _scored(shift=1)),
     # Rows of the prompt: TRL #2770. trl 0.14 hands no attention mask over (TRL #2708), and leaves the temperature out.
-    for front, cold, bare in itertools.product((True, False), (False, True), (False, True)):
-        lacks = [name for name, lacking in (("attention mask", bare), ("temperature", cold)) if lacking]
-        name = "rows of the prompt" if front else NO_MASK if bare else "temperature"
-        line = f"without {' and '.join(lacks)}" if lacks else ""
-        line = line if front else "and without temperature" * cold if bare else "left out"
-        given = {"padded": front or bare, "from_prompt": front, "attend_padding": bare}
-
-        def is_seen(rows: Sequence[Row], options: Options, cold: bool = cold, bare: bool = bare) -> bool:
-            padded = any(len(row.prompt) < row.padded[0] for row in rows)
-            return (padded or not bare) and (options.temperature != 1 or not cold)
-
-        if front or lacks:
-            yield Suspect(name, line, _scored(1.0 if cold else None, **given), is_seen)
-    yield Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1)
-    yield Suspect(
+    Suspect("rows of the prompt", "", _scored(**_FRONT)),
+    Suspect("rows of the prompt", "without attention mask", _scored(**_FRONT | _BARE), _where(padded=True)),
+    Suspect("rows of the prompt", "without temperature", _scored(1.0, **_FRONT), _where(heated=True)),
+    Suspect(
+        "rows of the prompt",
+        "without attention mask and temperature",
+        _scored(1.0, **_FRONT | _BARE),
+        _where(True, True),
+    ),
+    Suspect(NO_MASK, "", _scored(**_BARE), _where(padded=True)),
+    Suspect("temperature", "left out", _scored(1.0), _where(heated=True)),
+    Suspect(NO_MASK, "and without temperature", _scored(1.0, **_BARE), _where(True, True)),
+    Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
+    Suspect(
         "temperature",
         "of the arguments, and not that of the sampling",
         {"scoring": lambda options, pad: Scoring(options.asked_temperature, pad=pad)},
         lambda rows, options: options.asked_temperature not in (1.0, options.temperature),
-    )
-
-
-SCORES = tuple(_other_scores())
-_OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
-ENDS = (  # a mask that the attention reads too, or the loss alone
-    *(Suspect("first token left out", "", _scored(tokens="no first", mask_attends=both)) for both in (True, False)),
-    *(Suspect("last token left out", "", _scored(tokens="no last", mask_attends=both)) for both in (True, False)),
+    ),
 )
+_OF_PAIRS = ("scores shifted by one", "rows of the prompt", NO_MASK)  # whose policy has no temperature
+ENDS = tuple(  # a mask that the attention reads too, or the loss alone
+    Suspect(f"{end} token left out", "", _scored(tokens=f"no {end}", mask_attends=both))
+    for end in ("first", "last")
+    for both in (True, False)
+)
+
+
+def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
+    total = weighted_sum(rewards, rewards.isnan().all(1), options)
+    return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
+
+
+def _swapped(ratio: torch.Tensor, worth: torch.Tensor, logps: torch.Tensor, options: Options) -> torch.Tensor:
+    high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+    return clipped(ratio, worth, logps, dataclasses.replace(options, epsilon=high, epsilon_high=options.epsilon))
+
+
 WEIGHTS = (  # of the right scores
-    Suspect("no baseline", "the group's mean is not subtracted", {"advantages": lambda *given: _not_centered(*given)}),
+    Suspect("no baseline", "the group's mean is not subtracted", {"advantages": _not_centered}),
     Suspect(
         "divided by the tokens of the generation",
         "",
@@ -151,25 +162,11 @@ WEIGHTS = (  # of the right scores
         for line, objective in {
             "left out": lambda ratio, worth, logps, options: ratio * worth,
             "also where it does not bind": lambda ratio, worth, logps, options: ratio.clamp(*options.bounds) * worth,
-            "epsilon and epsilon_high swapped": lambda ratio, worth, logps, options: clipped(
-                ratio, worth, logps, _swapped(options)
-            ),
+            "epsilon and epsilon_high swapped": _swapped,
         }.items()
     ),
 )
-
-
 _OF_RATIOS = tuple(each for each in WEIGHTS if each.when is _is_old)
-
-
-def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
-    total = weighted_sum(rewards, rewards.isnan().all(1), options)
-    return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
-
-
-def _swapped(options: Options) -> Options:
-    high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-    return dataclasses.replace(options, epsilon=high, epsilon_high=options.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,33 +185,19 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The search for what explains one gradient.
+    """The search for what explains one gradient."""
 
-    Attributes:
-        rows: of the step.
-        options: of the definition.
-        definition: of the trainer's kind.
-        theirs: the trainer's gradient.
-        floor: of the measurement.
-        gradient: gives the expected gradient of a definition.
-        pad: token id of the padding.
-        accumulated: micro-batches that were asked for, of a process.
-        ranks: the processes that train together.
-        passes: of the trainer's loss, as they were read.
-        scale: that their weights are divided by.
-    """
-
-    rows: Sequence[Row]
-    options: Options
-    definition: Definition
-    theirs: Gradient
-    floor: Floor
-    gradient: Callable[..., Gradient]
-    pad: int = 0
-    accumulated: int = 1
-    ranks: Ranks = ALONE
-    passes: Sequence[Pass] = ()
-    scale: float = 1.0
+    rows: Sequence[Row]  # of the step
+    options: Options  # of the definition
+    definition: Definition  # of the trainer's kind
+    theirs: Gradient  # the trainer's gradient
+    floor: Floor  # of the measurement
+    gradient: Callable[..., Gradient]  # gives the expected gradient of a definition
+    pad: int = 0  # token id of the padding
+    accumulated: int = 1  # micro-batches that were asked for, of a process
+    ranks: Ranks = ALONE  # the processes that train together
+    passes: Sequence[Pass] = ()  # of the trainer's loss, as they were read
+    scale: float = 1.0  # that their weights are divided by
 
     @property
     def near(self) -> float:

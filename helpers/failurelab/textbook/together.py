@@ -13,7 +13,7 @@ from failurelab.textbook.definition import left_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.ranks import Ranks, fingerprint, is_spread, name_ranks
 from failurelab.textbook.recorder import Evidence
-from failurelab.textbook.rows import Row
+from failurelab.textbook.rows import Row, group_in_order
 
 DRIFTED = "weights apart between ranks"
 OWN_GRADIENTS = "gradients not averaged over the ranks"
@@ -26,8 +26,9 @@ DIVIDED = "divided by the number of ranks once too often"
 def gather(trainer: Any, evidence: Evidence) -> Evidence:
     """Return the evidence of all ranks as one, and what is wrong with it; on each rank the same."""
     ranks, size = evidence.ranks, group_size(trainer)
-    told = dataclasses.replace(evidence, rows=[_bare(row) for row in evidence.rows], gradient={})
-    every = ranks.share(_without_ranks(told))
+    names = ("problems", "wrong", "texts", "temperature", "random", "unknown", "losses")
+    told = {name: getattr(evidence, name) for name in names}
+    every = ranks.share(told | {"rows": [_bare(row) for row in evidence.rows]})
     micros = 1 + max((row.micro for each in every for row in each["rows"] if row.micro is not None), default=0)
     rows: list[Row] = []
     for rank, each in enumerate(every):
@@ -53,11 +54,6 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
     return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperature, **said)
 
 
-def _without_ranks(evidence: Evidence) -> dict[str, Any]:
-    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "unknown", "losses")
-    return {name: getattr(evidence, name) for name in names}
-
-
 def _bare(row: Row) -> Row:
     """Return what other ranks have to know of a row: no images, and numbers on the CPU."""
     old, rounded = ((value.cpu() if value is not None else None) for value in (row.old_logps, row.old_rounded))
@@ -75,17 +71,14 @@ def _of_some(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _group(rows: Sequence[Row], size: int) -> tuple[list[Row], list[str]]:
-    """Return the rows with their groups, `size` completions after another in the order of the ranks; what is wrong."""
-    grouped, problems, seen, prompts = [], [], dict[int, int](), dict[tuple[int, int], Any]()
-    for row in rows:
-        place = seen[row.batch] = seen.get(row.batch, -1) + 1
-        group = place // size
-        if prompts.setdefault((row.batch, group), row.prompt) != row.prompt:
-            problems = [f"the completions of a prompt do not stand together in groups of {size}, in the ranks' order"]
-        grouped.append(dataclasses.replace(row, group=group))
-    if any((last + 1) % size for last in seen.values()):
-        problems = [f"{len(rows)} completions of all ranks are no groups of {size}"]
-    return grouped, problems
+    """Return the rows with their groups, in the order of the ranks; and what speaks against these."""
+    groups, problems = dict[int, int](), list[str]()
+    for batch in dict.fromkeys(row.batch for row in rows):
+        places = [place for place, row in enumerate(rows) if row.batch == batch]
+        own, problem = group_in_order([rows[place].prompt for place in places], size)
+        groups.update(zip(places, own))
+        problems += [f"{problem}, in the ranks' order"] * bool(problem)
+    return [dataclasses.replace(row, group=groups[place]) for place, row in enumerate(rows)], problems
 
 
 def _drifted(trainer: Any, ranks: Ranks) -> list[tuple[str, str]]:

@@ -24,9 +24,7 @@ def covered(ids: Ids, drawn: Sequence[Row]) -> dict[int, tuple[Row, int]]:
         start = len(draw.prompt)
         if not begins(ids, draw.prompt):
             continue
-        for place, (one, other) in enumerate(zip(ids[start:], draw.completion)):
-            if one != other:
-                break
+        for place in range(count_same(ids[start:], draw.completion)):
             found.setdefault(start + place, (draw, place))
     return found
 
@@ -58,29 +56,17 @@ def pad_alike(rows: Sequence[Row]) -> list[Row]:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A row that a rollout function returned, beside what was drawn.
+    """A row that a rollout function returned, beside what was drawn."""
 
-    Attributes:
-        row: with the tokens that are to be read alone as given.
-        foreign: how many of its tokens are said to be the policy's, and nobody drew them.
-        moved: how many of them were drawn in a later turn of this dialogue, behind other ids than stand before them.
-        masked: how many of them were drawn, and are said to be given.
-        seen: whether it is known what drew it.
-    """
-
-    row: Row
-    foreign: int
-    moved: int
-    masked: int
-    seen: bool
+    row: Row  # with the tokens that are to be read alone as given
+    foreign: int  # how many of its tokens are said to be the policy's, and nobody drew them
+    moved: int  # how many of them were drawn in a later turn of this dialogue, behind other ids than stand before them
+    masked: int  # how many of them were drawn, and are said to be given
+    seen: bool  # whether it is known what drew it
 
 
 def judge(
-    row: Row,
-    mask: Sequence[int],
-    drawn: Sequence[Row],
-    closing: Collection[int],
-    astray: Sequence[Row] = (),
+    row: Row, mask: Sequence[int], drawn: Sequence[Row], closing: Collection[int], astray: Sequence[Row] = ()
 ) -> Judged:
     """Hold a row that a rollout function returned, and its mask, against what was seen to be drawn.
 
@@ -113,7 +99,7 @@ def _broken(row: Row, drawn: Sequence[Row]) -> set[int]:
     for draw in drawn:
         if begins(ids, draw.prompt):
             bare = draw.prompt + draw.completion[: len(draw.completion) - draw.ended]
-            same = next((at for at, (one, two) in enumerate(zip(ids, bare)) if one != two), min(len(ids), len(bare)))
+            same = count_same(ids, bare)
             (over if same == len(bare) else left).add(same - start)
     return left - over
 
@@ -132,3 +118,9 @@ def begins(ids: Ids, start: Ids) -> bool:
     """Return whether ids begin with others; those with another last one are told without a copy."""
     length = len(start)
     return length <= len(ids) and (not start or ids[length - 1] == start[-1]) and ids[:length] == start
+
+
+def count_same(ids: Ids, others: Ids) -> int:
+    """Return with how many ids both begin."""
+    differing = (at for at, (one, two) in enumerate(zip(ids, others)) if one != two)
+    return next(differing, min(len(ids), len(others)))

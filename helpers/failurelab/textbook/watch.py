@@ -22,13 +22,7 @@ class Watch(TrainerCallback):
         with_suspects: look for what explains a gradient that is wrong.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        steps: Sequence[int] = (1,),
-        *,
-        with_suspects: bool = True,
-    ):
+    def __init__(self, trainer: Any, steps: Sequence[int] = (1,), *, with_suspects: bool = True):
         self.trainer, self.steps = trainer, frozenset(steps)
         self.with_suspects = with_suspects
         self.reports: list[Comparison] = []

@@ -7,6 +7,7 @@ the tokens' log-probabilities are multiplied by.
 
 import dataclasses
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from failurelab.textbook.apart import Apart, norm
 from failurelab.textbook.definition import Definition
 from failurelab.textbook.gradient import Step, Tally
 from failurelab.textbook.reading import Pass
-from failurelab.textbook.rows import Row
+from failurelab.textbook.rows import Row, strip_padding
 
 Weights = dict[str, torch.Tensor]  # of a row's completion and its padding (tokens,), by the row's number
 MOST_TOLD = 12
@@ -59,7 +60,7 @@ def slopes_of(definition: Definition, step: Step, tally: Tally, rows: Sequence[R
     options, slopes = step.options, Weights()
     own = Step(rows, options, definition)
     for part in tally.slopes:
-        made, leaf = part.made(), part.scores[0].detach().requires_grad_()
+        made, leaf = types.SimpleNamespace(**part.given), part.scores[0].detach().requires_grad_()
         places = list(part.part)
         made.logps, made.worth = leaf, own.advantages[places].to(leaf)[:, None]
         made.weights = own.weights[places].to(leaf)[:, None]
@@ -104,20 +105,22 @@ def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) 
         scale: that weights are divided by, as those of a scaled loss.
     """
     left: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    micros = sorted({step.rows[number].micro or 0 for number in step.own})  # of this rank: passes count them from 0
     for number in step.own:
         row = step.rows[number]
-        left.setdefault((step.turn(row), _bare(row.prompt + row.completion, pad)[1]), []).append(number)
+        turn, ids = micros.index(row.micro or 0), strip_padding(row.prompt + row.completion, pad)[1]
+        left.setdefault((turn, ids), []).append(number)
     weights, other, total = Weights(), 0, 0
     for made in passes:
         for trained in made.rows:
-            start, bare = _bare(trained.padded, pad)
+            start, bare = strip_padding(trained.padded, pad)
             numbers = left.get((trained.micro, bare))
             if not numbers:
                 return None  # other ids than were drawn, or more often
             number = numbers.pop(0)
             row = step.rows[number]
             whole = row.prompt + row.completion
-            first = start - _bare(whole, pad)[0] + len(row.prompt)  # place of the completion among the ids
+            first = start - strip_padding(whole, pad)[0] + len(row.prompt)  # place of the completion among the ids
             own = torch.zeros(max(row.padded[1], len(row.completion)), dtype=torch.float64)
             for each in trained.tokens:
                 place = each.at + 1 - first
@@ -129,16 +132,6 @@ def read_rows(passes: Sequence[Pass], step: Step, pad: int, scale: float = 1.0) 
                 own[place] = each.weight / scale
             weights[str(number)] = own
     return None if any(left.values()) or other > WRONG_TOKENS * total else weights
-
-
-def _bare(ids: Sequence[int], pad: int) -> tuple[int, tuple[int, ...]]:
-    """Return ids without padding at both ends, and how many stood before them."""
-    start, end = 0, len(ids)
-    while start < end and ids[start] == pad:
-        start += 1
-    while end > start and ids[end - 1] == pad:
-        end -= 1
-    return start, tuple(ids[start:end])
 
 
 def settle(read: Weights, slopes: Weights) -> Weights:

@@ -107,14 +107,14 @@ def judge_ledger(
         code: see maker.
         where: what the script overrides, as a sentence.
     """
-    figures = ledger.figures
+    figures, controls = ledger.figures, ledger.controls
     for reading in READINGS:
         if not (maker or reading.of_loops or reading.by_trainer):
             continue
         more: dict[str, Any] = {"part": "" if reading.of_loops else maker, "fault": reading.fault}
         said = ", ".join(f"{name} {figures[name]:.3g}" for name, _ in reading.figures if figures[name] is not None)
         evidence = f"of {f'what {maker} returned' if maker else 'what is trained on'}: {said}"
-        settled = settle(reading.failure, [figures], ledger.controls, evidence, reading.mechanism, **more)
+        settled = settle(reading.failure, [figures], controls, evidence, reading.mechanism, **more)
         if settled is None:
             yield _found(training, reading, figures, code, more, where * (not more["part"]))
         elif not reading.of_loops and settled.verdict is not Verdict.NOT_APPLICABLE:

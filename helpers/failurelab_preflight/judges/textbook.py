@@ -160,7 +160,7 @@ class StepJudge(TrainerCallback):
     @functools.cached_property
     def _pads(self) -> bool | None:
         """Whether prompts of several lengths may stand in a batch of this trainer; None where that is not known."""
-        trainer, paired = self.trainer, self._recorder.algorithm.is_paired
+        trainer, paired = self.trainer, self._recorder.is_paired
         if trainer.args.per_device_train_batch_size == 1 if paired else cuts.generates_for_one(trainer.args):
             return False
         with contextlib.suppress(Exception):  # prompts with images, or made by a loop of the script's own
@@ -182,7 +182,7 @@ class StepJudge(TrainerCallback):
         self._recorder = textbook.recorder_of(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
-        changed = not self._recorder.algorithm.is_paired and (self._own or self.replaced)
+        changed = not self._recorder.is_paired and (self._own or self.replaced)
         if self._maker[0] or self._recorder.scores_itself or changed:
             self._ledger = textbook.Ledger(self.trainer)
             self._listening.callback(self._ledger.detach)
@@ -219,7 +219,7 @@ class StepJudge(TrainerCallback):
         A rate of 1e-6 leaves it where it was. Not where the script's own function draws: it may have had its weights.
         """
         left = self._open.keys() & {"penalty", "bounds"}
-        rows = [row for row in self._recorder.last_call[0] if row.completion]
+        rows = [row for row in self._recorder.last_rows if row.completion]
         if not left or not rows or not self._reports("HELD") or self._maker[0]:
             return
         self.training.flat, self.training.moved = left == {"penalty"}, True
