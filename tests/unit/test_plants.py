@@ -282,8 +282,23 @@ def tables():
         more = {"columns": columns, "ids": tokens, "draw": draw}
         paid.append(balance.Paid(number % 4, step + 1, step, number % 4 // 2, (1.0,), 1.0, **more))
     rows = tuple({"prompt": say(prompt), "answer": answer} for prompt, answer in zip(PROMPTS, "xy"))
-    setting = balance.Conditions(ends=frozenset({9}), moved=0.2, rows=rows, decode=say)
+    setting = balance.Conditions(ends=frozenset({9}), moves={2: 0.2}, rows=rows, decode=say)
     return balance.Tables(tuple(draws), tuple(trained), tuple(paid), setting)
+
+
+@pytest.mark.parametrize(("moves", "grown"), [({2: 0.06}, 0.05 / 0.06), ({1: 0.5}, None)])
+def test_how_far_another_model_fell_behind_is_told_by_the_tokens_that_it_drew(moves, grown):
+    """A sampler that got no weights was held: it was compared with how far the policy moved on tokens of another call."""
+    seen = tables()
+    behind = [
+        dataclasses.replace(draw, logps=tuple(logp - 0.05 for logp in draw.policy_logps)) if draw.call == 2 else draw
+        for draw in seen.draws
+    ]
+    by_number = {draw.number: draw for draw in behind}
+    paid = [dataclasses.replace(each, draw=by_number[each.draw.number]) for each in seen.paid]
+    setting = dataclasses.replace(seen.setting, moves=moves)
+    found = balance.measure(balance.Tables(tuple(behind), seen.trained, tuple(paid), setting))
+    assert found["policy_gap"] == pytest.approx(0.05) and found["policy_gap_grown"] == (grown and pytest.approx(grown))
 
 
 def say(ids):

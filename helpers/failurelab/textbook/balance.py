@@ -85,8 +85,8 @@ class Conditions:
     steps_allowed: int = 0  # optimizer steps that may lie between a draw and the step that trains on it
     rounding: float = 0.01  # of a log-probability, in nats
     noisy: bool = False  # whether dropout makes each pass another one
-    # nats a token that the policy has moved since another one drew first; None where none did
-    moved: float | None = None
+    # nats a token that the policy has moved since a call in which another one drew, until the next, by that call
+    moves: Mapping[int, float] = dataclasses.field(default_factory=dict)
     rows: tuple[Mapping[str, Any], ...] = ()  # of the dataset, where it is small
     decode: Callable[[Ids], str] = str  # gives the text of ids
     # of the policy as it trained, by the number of steps done
@@ -287,12 +287,14 @@ def _of_policy(tables: Tables) -> Figures:
     links = [(row, draw) for row, own in zip(tables.trained, tables.states) for _, draw in own if draw is not None]
     draws = list({draw.number: draw for _, draw in links}.values())
     others = [draw for draw in draws if draw.by != POLICY]
-    moved, gap, grown = setting.moved, None, None
+    moved = gap = grown = None
     if draws and not others:
         gap = grown = 0.0
     elif others:
         calls = sorted({draw.call for draw in others})
-        first, gap = (_gap([draw for draw in others if draw.call == call]) for call in (calls[0], calls[-1]))
+        moves = {call: setting.moves[call] for call in calls[1:] if call in setting.moves}
+        call, moved = max(moves.items(), key=lambda item: item[1], default=(calls[-1], None))
+        first, gap = (_gap([draw for draw in others if draw.call == at]) for at in (calls[0], call))
         if first is not None and gap is not None and moved is not None and moved > max(_LEAST_MOVE, first):
             grown = max(0.0, gap - first) / moved
     other = 0
@@ -517,15 +519,14 @@ def _train_padding(row: Trained, pad: int) -> Trained:
 
 
 def _keep_weights(tables: Tables) -> Tables:
-    """Let what drew last have the weights of the first draw: where the policy has moved since, that shows."""
-    last, moved = max((draw.call for draw in tables.draws), default=0), tables.setting.moved or 0.0
+    """Let what drew last, or another one, have the weights of the first draw: if the policy has moved, that shows."""
+    calls, moves = [draw.call for draw in tables.draws], tables.setting.moves
 
     def change(draw: Draw) -> Draw:
-        if draw.call != last:
-            return draw
         if draw.by == POLICY:
-            return dataclasses.replace(draw, weights=tables.draws[0].weights)
-        return dataclasses.replace(draw, logps=tuple(logp - moved for logp in draw.policy_logps))
+            return dataclasses.replace(draw, weights=tables.draws[0].weights) if draw.call == max(calls) else draw
+        moved = moves.get(draw.call, 0.0) if draw.call > min(calls) else 0.0
+        return dataclasses.replace(draw, logps=tuple(logp - moved for logp in draw.policy_logps)) if moved else draw
 
     return dataclasses.replace(tables, draws=tuple(map(change, tables.draws)))
 

@@ -84,8 +84,10 @@ class Ledger(Listener, TrainerCallback):
         self._inner: int | None = None  # the policy's weights as it drew: within the call others may have been put in
         self._calls = 0  # of what draws
         self._weights: dict[int, int | None] = {}  # of the policy, by steps done
-        self._first: tuple[list[Row], list[Scores]] | None = None  # what another one than the policy drew first
-        self.moved: float | None = None
+        # What another one than the policy drew last, with the policy's scores then; and of each such call how far the
+        # policy has moved until the next one.
+        self._last: tuple[int, list[Row], list[Scores], float | None] | None = None
+        self._moves: dict[int, float] = {}
 
     # listening
 
@@ -140,10 +142,8 @@ class Ledger(Listener, TrainerCallback):
                 by, weights = type(drawing).__name__, _number(drawing)
                 told = [*self._score(drawing, drawn, temperature)]
             if drawing is not self.policy and drawn:
-                first, before = self._first = self._first or (drawn, own)
-                now = own if first is drawn else self._score(self.policy, first, temperature)
-                apart = [abs(one - two) for pair in zip(before, now) for one, two in zip(*pair)]
-                self.moved = sum(apart) / len(apart)
+                self._note_move()
+                self._last = self._calls, drawn, own, temperature
         scored = iter(zip(told, own))
         for place, row in enumerate(rows):
             number = self.draws[-1].number + 1 if self.draws else 0
@@ -153,6 +153,14 @@ class Ledger(Listener, TrainerCallback):
             self.draws.append(draw)
             self._fresh.append(draw)
         super().take_draws(drawing, rows, temperature)
+
+    def _note_move(self) -> None:
+        """Measure how far the policy has moved since another one drew, on those tokens: others differ."""
+        if self._last is not None:
+            call, rows, before, temperature = self._last
+            now = self._score(self.policy, rows, temperature)
+            apart = [abs(one - two) for pair in zip(before, now) for one, two in zip(*pair)]
+            self._moves[call] = sum(apart) / len(apart)
 
     def _score(self, model: Any, rows: list[Row], temperature: float | None) -> list[Scores]:
         """Return the log-probabilities of each row's completion, by a model as it is now."""
@@ -245,6 +253,9 @@ class Ledger(Listener, TrainerCallback):
     def tables(self) -> Tables:
         """What was seen, and the setting that it is judged in."""
         trainer, args = self.trainer, self.trainer.args
+        if not several():  # another process may not ask now, and a sharded model's score takes all
+            with keep_random_state():
+                self._note_move()
         own_rollouts = getattr(trainer, "rollout_func", None) is not None or self.overrides(MAKING, wholly=True)
         narrow = own_precision(trainer) is not None
         size = min(each.element_size() for each in self.policy.parameters())
@@ -259,7 +270,7 @@ class Ledger(Listener, TrainerCallback):
             steps_allowed=max(0, math.ceil(count_uses(args) / max(1, args.gradient_accumulation_steps)) - 1),
             rounding=rollouts.ROUNDING[2 if narrow else size],
             noisy=drops_out(self.policy),
-            moved=self.moved,
+            moves=dict(self._moves),
             rows=_rows_of(trainer),
             decode=functools.partial(decode, tokenizer_of(trainer)),
             weights=self._weights,
