@@ -44,72 +44,47 @@ trainer = Own(
 trainer.train()
 """
 HEALTHY = ("return -super()", "return super()")
-RATE = ("learning_rate=1e-5", "learning_rate=1e-4")
 
 
 def script():
     return SCRIPT.format(path=str(models.path("tiny")))
 
 
-def patch(*changes, text=None):
-    old = new = text or script()
-    for before, after in changes:
-        new = new.replace(before, after)
-    lines = difflib.unified_diff(*(each.splitlines(keepends=True) for each in (old, new)), "a/train.py", "b/train.py")
-    return "".join(lines)
+def patch(before, after):
+    texts = (text.splitlines(keepends=True) for text in (script(), script().replace(before, after)))
+    return "".join(difflib.unified_diff(*texts, "a/train.py", "b/train.py"))
 
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """Return a function that tries a patch of a script: all in one session, for the libraries' imports take long."""
+    """Return a function that tries a patch of the script: all in one session, for the libraries' imports take long."""
     folder = tmp_path_factory.mktemp("edit")
     path = folder / "train.py"
     path.write_text("from trl import GRPOTrainer\n")
     session = one_session.session_of(path, folder / "session", sys.executable, {}, limit=3000)
     with session.open():
 
-        def run(text, diff):
-            path.write_text(text)
+        def run(diff):
+            path.write_text(script())
             answer = Answer("train.py")
             cli._judge_edit(answer, session, path, None, cli.Beside("my.patch", diff))
-            assert path.read_text() == text and sorted(each.name for each in folder.iterdir()) == [
-                "session",
-                "train.py",
-            ]
+            assert path.read_text() == script() and {each.name for each in folder.iterdir()} == {"session", "train.py"}
             return answer
 
         yield run
 
 
-def figures_of(compared):
-    return {figure.name: (figure.before, figure.after) for figure in compared.figures}
-
-
 def test_an_edit_that_heals(tried):
     """The verdict behind it is HELD; the figure that the failure was seen by is told before and after."""
-    answer = tried(script(), patch(HEALTHY))
+    answer = tried(patch(*HEALTHY))
     assert answer.compared.healed == ["F21"] and not answer.compared.came
-    before, after = figures_of(answer.compared)["step_cosine"]
-    assert before < -0.99 and after > 0.999 and answer.exit_status == 0
-
-
-def test_an_edit_that_does_not_heal(tried):
-    answer = tried(script(), patch(RATE))
-    assert answer.compared.stayed == ["F21"] and answer.exit_status == 1
-    assert figures_of(answer.compared)["learning_rate"] == (1e-5, 1e-4)
-
-
-def test_an_edit_that_changes_a_figure_only(tried):
-    healthy = script().replace(*HEALTHY)
-    answer = tried(healthy, patch(RATE, text=healthy))
-    told = answer.compared
-    assert not [*told.healed, *told.stayed, *told.came, *told.shown, *told.unclear] and answer.exit_status == 0
-    assert set(figures_of(told)) == {"learning_rate"}
+    (cosine,) = (figure for figure in answer.compared.figures if figure.name == "step_cosine")
+    assert cosine.before < -0.99 and cosine.after > 0.999 and answer.exit_status == 0
 
 
 def test_an_edit_that_breaks_the_script(tried):
     """One line with its error; what was measured without it stands."""
-    answer = tried(script(), patch(("return -super()", "return nothing.there()")))
+    answer = tried(patch("return -super()", "return nothing.there()"))
     assert answer.compared.error.endswith("ended in NameError: name 'nothing' is not defined") and not answer.error
     assert [each.failure for each in answer.accused] == ["F21"] and answer.exit_status == 4
 
@@ -147,23 +122,10 @@ def test_what_it_is_to_stand_beside_is_read_before_the_run(option, name, content
     assert told.count("\n") == 1 and said in told and name in told
 
 
-@pytest.mark.parametrize(
-    "text", ["parser.add_argument('--edit')", "class Arguments:\n    edit: str", "class Arguments:\n    edit : str"]
-)
-def test_an_option_of_the_scripts_own_stays_with_it(text, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("train.py").write_text(text)
-    lines = []
-    monkeypatch.setattr(cli, "ask", lambda line, **options: lines.append((line.arguments, options)) or Answer())
-    assert cli.main(["train.py", "--edit", "my.patch", "--steps", "7"]) == 0
-    arguments, options = lines[0]
-    assert list(arguments) == ["--edit", "my.patch", "--steps", "7"] and options["beside"] is None
-
-
 def test_an_edit_on_standard_input(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("train.py").touch()
     asked = {}
     monkeypatch.setattr(cli, "ask", lambda line, **options: asked.update(options) or Answer(line.script))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(patch(HEALTHY)))
-    assert cli.main(["--edit", "-", "train.py"]) == 0 and asked["beside"].patch == patch(HEALTHY)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a patch"))
+    assert cli.main(["--edit", "-", "train.py"]) == 0 and asked["beside"].patch == "a patch"

@@ -131,36 +131,18 @@ def test_a_map_that_holds_on_rank_0_alone_is_found(two):
     assert "F5" in failures(right.held) and not right.found
 
 
-OWN_LOSS = """\
-class Rescaled(GRPOTrainer):
-    def compute_loss(self, *args, **kwargs):
-        return super().compute_loss(*args, **kwargs) * {factor}
-"""
 OWN_TOKENS = """\
 class OwnTokens(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         made = super()._generate_and_score_completions(inputs)
         return made | {"num_items_in_batch": made["completion_mask"].sum() * dist.get_world_size()}
 """
-# Mistakes of the step: what is found, and in which words.
-WRONG_STEPS = {
-    "a rank left out": (script(OWN_LOSS.format(factor="(RANK == 0)"), kind="Rescaled"), "F21", "multiplied by 1, 0"),
-    "summed": (
-        script(OWN_LOSS.format(factor="dist.get_world_size()"), kind="Rescaled"),
-        "F21",
-        "summed over the ranks",
-    ),
-    "its own tokens": (script(OWN_TOKENS, kind="OwnTokens"), "F21", "each rank divides by its own tokens"),
-}
 
 
-def test_a_wrong_step_of_two_processes_is_found_and_named(two):
-    """One that several ranks alone can take, and ones that a single process can take too."""
-    for name, (text, failure, words) in WRONG_STEPS.items():
-        result = two(text)
-        found = {answer.failure: answer.evidence for answer in result.found}
-        assert words in found.get(failure, ""), (name, result.error, result.found)
-        assert "2 processes" in found[failure] and set(found) == {failure}, (name, found)
+def test_a_step_that_several_ranks_alone_can_take_is_found(two):
+    (found,) = two(script(OWN_TOKENS, kind="OwnTokens")).found
+    assert found.failure == "F21" and "each rank divides by its own tokens" in found.evidence
+    assert "2 processes" in found.evidence
 
 
 def test_ranks_that_wait_in_different_calls_are_told_where(tmp_path):

@@ -5,6 +5,7 @@ from tests.cli.benchmark_scripts import load
 from tests.cli.one_session import scripts
 
 from failurelab_course import eras
+from failurelab_preflight.finding import CUT
 
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
@@ -94,43 +95,37 @@ def run(request, tmp_path_factory):
             yield run
 
 
-def accused(result):
-    """Return what a run says against a script."""
-    return [each for each in result.findings if each.accuses]
-
-
 def of(failure, answers):
     return next(each for each in answers if each.failure == failure)
 
 
-def test_a_loss_without_its_sign_is_found_where_it_lies_below_zero(run):
-    """Four accumulated batches and two iterations are cut to two of each; the same script without the mistake holds."""
-    (found,) = accused(run(ABSOLUTE + MORE + GRPO))
-    assert found.failure == "F21" and "cosine" in found.evidence
-    healthy = run(MORE + GRPO)
-    held = of("F21", healthy.held)
-    assert not accused(healthy) and "cosine +1.0000" in held.evidence and "opposite sign" in held.control
+WRONG = {
+    "F21": ABSOLUTE + MORE + GRPO,  # a loss without its sign, where it lies below zero
+    "F14": MUTE + MORE + GRPO,  # reward functions read what was not drawn
+    "F19": OTHER_REFERENCE + GRPO.replace("beta=0.0", "beta=0.1"),  # it was compared before the callback changes it
+    "F10": EQUAL + MORE + GRPO,
+}
 
 
-def test_what_reward_functions_read_is_what_was_drawn(run):
-    (found,) = accused(run(MUTE + MORE + GRPO))
-    assert found.failure == "F14" and "what your reward functions read is not what was drawn" in found.evidence
+@pytest.mark.parametrize("failure", WRONG)
+def test_what_only_a_script_brings_is_found(failure, run):
+    result = run(WRONG[failure])
+    accused = {each.failure for each in result.findings if each.accuses}
+    assert failure in accused and accused <= {failure, "F14"}
+    assert (failure == "F21") is ("F21" not in {each.failure for each in result.held})  # compared with other rewards
+
+
+def test_a_healthy_script_is_accused_of_nothing(run):
+    """Four accumulated batches and two iterations are cut to two of each."""
+    result = run(MORE + GRPO)
+    held = of("F21", result.held)
+    assert not any(each.accuses for each in result.findings)
+    assert "cosine +1.0000" in held.evidence and "opposite sign" in held.control
 
 
 def test_an_error_for_want_of_the_engine_that_is_cut_away_is_not_told_as_the_script_s(run):
     """A loss that reads what vLLM gives beside its tokens: the stand-in has none, which was told as a TypeError."""
     result = run(ENGINE + GRPO)
     ended = of("cut", result.not_checked)
-    assert not result.error and ended.ends and ended.origin == "what was cut" and "use_vllm" in ended.why
-    assert not accused(result)
-
-
-def test_a_reference_that_a_callback_changes_as_training_begins(run):
-    """It was compared before that, and F19 was HELD."""
-    (found,) = accused(run(OTHER_REFERENCE + GRPO.replace("beta=0.0", "beta=0.1")))
-    assert found.failure == "F19" and "apart by" in found.evidence
-
-
-def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):
-    result = run(EQUAL + MORE + GRPO)
-    assert {"F10", "F14"} & {each.failure for each in accused(result)} and of("F21", result.held)
+    assert not result.error and ended.ends and ended.origin == CUT and "use_vllm" in ended.why
+    assert not any(each.accuses for each in result.findings)

@@ -117,12 +117,9 @@ def test_an_edit_of_a_script(repair, there, gone, kind):
     before = ast.dump(ast.parse(given.texts("").text))
     assert ast.dump(tree) != before
     if isinstance(repair, Arguments):
-        values = {"GRPOConfig": dict, "config": None}
-        (call,) = (
-            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "GRPOConfig"
-        )
-        config = eval(ast.unparse(call), {"config": {"temperature": 0.9}, "GRPOConfig": values["GRPOConfig"]})
-        assert config["temperature"] == 1.0
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        (call,) = (call for call in calls if call.startswith("GRPOConfig("))
+        assert eval(call, {"config": {"temperature": 0.9}, "GRPOConfig": dict})["temperature"] == 1.0
 
 
 def test_a_python_without_columns_has_places_by_line():
@@ -237,7 +234,7 @@ def session(tmp_path):
 def test_orders_that_follow_at_once_are_all_run(more, session):
     """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
     with session(**more).open() as runs:
-        results = [runs.run(Change()) for _ in range(8)]
+        results = [runs.run(Change()) for _ in range(4)]
     assert len({result.error for result in results}) == 1 and "train.py" in results[0].error
     assert not _with_folder(runs.folder)
 
@@ -264,10 +261,10 @@ def finding(failure, repairs, **more):
 class Runs:
     """A script with failures, each with what takes it away, and what another one hides."""
 
-    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), brings=()):
+    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), brings=(), ends_with=""):
         self.bad, self.hides, self.no_edit, self.flaky = bad, hides or {}, no_edit, set(flaky)
         self.brings = list(brings)  # what a run with a change finds beside it
-        self.ends_with = ""  # the error of a run with a change
+        self.ends_with = ends_with  # the error of a run with a change
         self.heals = heals or {each: {each} for each in bad}
         self.error = error or {}
         self.made = []
@@ -348,48 +345,41 @@ def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
     assert answer.findings == [named, other]
 
 
-def test_what_hides_behind_another_is_named_in_turn():
-    """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
-    runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})
-    outcome, suspected = tried(runs)
-    assert [each.failure for each in named(outcome)] == ["F2", "F3b", "F15"] and not suspected
-    assert (named(outcome)[1].evidence, named(outcome)[1].tried) == ("F3b is bad", "F3b is good")
-    assert [each.round for each in named(outcome)] == [1, 2, 3] and not outcome.last.error
+CHAIN = ["F23", "F2", "F8", "F1", "F7", "F14"]
+ROUNDS = {  # a script, what is named in turn, why others are not, and how many repairs are in each run
+    "one ends the run and hides two": (
+        {"bad": ["F2", "F3b", "F15"], "hides": {"F2": ["F3b", "F15"]}, "error": {"F2": "element 0 of tensors"}},
+        "F2 F3b F15", {}, [0, 0, 1, 1, 2, 2, 3],
+    ),
+    "three in one run": ({"bad": ["F2", "F7", "F15"]}, "F2 F7 F15", {}, [0, 0, 1, 2, 3]),
+    "four rounds are all": (
+        {"bad": CHAIN, "hides": {name: CHAIN[place + 1 :] for place, name in enumerate(CHAIN)}},
+        "F23 F2 F8 F1", {"F7": trials.ROUNDS_OVER}, [0, 0, 1, 1, 2, 2, 3, 3, 4],
+    ),
+    "one edit heals both": (
+        {"bad": ["F1", "F7"], "heals": {"F1": {"F1"}, "F7": {"F1", "F7"}}},
+        "F1", {"F7": "gone with the repair of F1"}, [0, 0, 1],
+    ),
+    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, "", {"F3a": trials.NO_EDIT}, [0]),
+    "nothing": ({"bad": []}, "", {}, [0]),
+    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, "", {"F7": trials.NOT_AGAIN}, [0, 0]),
+    "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "", {"F7": "still there"}, [0, 0, 1]),
+    "it crashes": ({"bad": ["F7"], "ends_with": "NameError: x"}, "", {"F7": "NameError: x"}, [0, 0, 1]),
+    "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "", {"F7": "brings F9"}, [0, 0, 1]),
+}  # fmt: skip
 
 
-def test_what_is_gone_with_another_s_repair_is_told():
-    """One edit heals both: it is shown with the worse one, and the other is told to be gone with it."""
-    outcome, suspected = tried(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
-    assert [each.failure for each in named(outcome)] == ["F1"]
-    assert suspected == {"F7": "gone with the repair of F1"}
-
-
-REASONS = {
-    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, trials.NO_EDIT),
-    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, trials.NOT_AGAIN),
-    "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "still there"),
-    "it crashes": ({"bad": ["F7"]}, "NameError: x"),
-    "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "brings F9"),
-}
-
-
-@pytest.mark.parametrize("kind", REASONS)
-def test_why_a_failure_is_not_named(kind):
-    options, reason = REASONS[kind]
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_the_rounds_of_repairs(kind):
+    """The worst first, each behind those that healed; what was hidden has to come twice too."""
+    options, names, reasons, sizes = ROUNDS[kind]
     runs = Runs(**options)
-    runs.ends_with = "train.py, line 3, ended in NameError: x" * (kind == "it crashes")
     outcome, suspected = tried(runs)
-    (why,) = suspected.values()
-    assert reason in why and not outcome.named and outcome.change == Change()
-    assert bool(outcome.notes) == (kind == "not again")
-
-
-def test_each_repair_is_tried_once():
-    """Three failures in one run: twice without a change, and then one repair on top of the others."""
-    runs = Runs(["F2", "F7", "F15"])
-    outcome, _ = tried(runs)
-    assert [each.failure for each in named(outcome)] == ["F2", "F7", "F15"]
-    assert list(map(len, runs.made)) == [0, 0, 1, 2, 3]
+    assert [each.failure for each in named(outcome)] == names.split() and list(map(len, runs.made)) == sizes
+    assert [each.round for each in named(outcome)] == [1, 2, 3, 4][: len(names.split())]
+    assert all(each.tried == f"{each.failure} is good" for each in named(outcome))
+    assert suspected.keys() == reasons.keys() and all(reasons[each] in why for each, why in suspected.items())
+    assert {*outcome.change.files} == {*names.split()} and bool(outcome.notes) == (kind == "not again")
 
 
 def test_the_first_of_several_repairs_that_heals_is_taken():
@@ -405,19 +395,6 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
     outcome = trials.Rounds(run, run(Change()))
     outcome.try_all()
     assert {*outcome.change.files} == {"F21"} and {"F22"} not in runs.made and not outcome.suspected()
-
-
-def test_four_rounds_are_all():
-    names = ["F23", "F2", "F8", "F1", "F7", "F14"]
-    hides = {name: names[place + 1 :] for place, name in enumerate(names)}
-    outcome, suspected = tried(Runs(names, hides=hides))
-    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": trials.ROUNDS_OVER}
-
-
-def test_no_second_run_where_nothing_can_be_named():
-    for runs in (Runs(["F3a"], no_edit=["F3a"]), Runs([])):
-        tried(runs)
-        assert len(runs.made) == 1
 
 
 EVERY_FIELD = Finding(

@@ -398,43 +398,36 @@ def test_a_demand_for_a_gpu_is_known_and_got_past(demand, tmp_path):
     assert names["count"] == 2 and torch.cuda.device_count() == 0
 
 
-@pytest.mark.parametrize(("wanted", "effects", "again", "runs"), [(1, 0, None, 2), (4, 0, None, 2), (1, 1, None, 1)])
-def test_a_script_that_demands_a_gpu_is_run_once_more(wanted, effects, again, runs, tmp_path):
+def judged_by(run_once):
+    """Return the answer of a session whose run is given."""
+    session = types.SimpleNamespace(whole=0, gpus=0, count=1, say=print, line="")
+    session.run, answer = lambda change: run_once(session), Answer()
+    cli._judge(answer, session, pathlib.Path("train.py"), None)
+    return answer
+
+
+@pytest.mark.parametrize(("effects", "heals"), [([], True), ([], False), ([Effect("writes", "there.txt")], True)])
+@pytest.mark.parametrize(
+    ("given", "wants", "note"),
+    [
+        ("gpus", {"demands_gpu": True}, "demands a GPU"),
+        # "num_generations is 4" was said to who had written 32, which the class of the script wants.
+        ("whole", {"refuses_cut": ["num_generations 32 -> 4"]}, "as given"),
+    ],
+)
+def test_a_script_that_wants_a_gpu_or_its_own_numbers_is_run_once_more(given, wants, note, effects, heals):
     """Where it has done nothing yet that another run would do again."""
-    counts = []
-
-    def run_once(change):
-        counts.append(session.gpus)
-        demands = session.gpus < wanted
-        writes = [Effect("writes", "there.txt")] * effects
-        return Answer(error="demands a GPU" if demands else "", demands_gpu=demands, effects=writes)
-
-    session = types.SimpleNamespace(run=run_once, gpus=0, count=1, say=print, line="")
-    answer = Answer()
-    cli._judge(answer, session, tmp_path / "train.py", again)
-    assert counts == [0, 8][:runs] and bool(answer.error) == (runs == 1)
-    assert any("demands a GPU" in note for note in answer.notes) == (runs > 1)
-    assert ("--try" in answer.error) == bool(effects)
-
-
-@pytest.mark.parametrize(("wanted", "effects", "runs"), [(0, 0, [0]), (1, 0, [0, 1]), (2, 0, [0, 1]), (1, 1, [0])])
-def test_a_trainer_that_refuses_what_was_cut_is_made_with_the_numbers_as_given(wanted, effects, runs, tmp_path):
-    """The class of a script wants 32 completions a prompt: "num_generations is 4" was said to who had written 32."""
     seen = []
 
-    def run_once(change):
-        seen.append(session.whole)
-        cut = ["num_generations 32 -> 4"] * (not session.whole)
-        error = "ended in ValueError" if session.whole < wanted else ""
-        writes = [Effect("writes", "there.txt")] * effects
-        return Answer(error=error, refuses_cut=cut if error else [], effects=writes)
+    def run_once(session):
+        seen.append(bool(getattr(session, given)))
+        ends = {"error": "ended", **wants} if not (seen[-1] and heals) else {}
+        return Answer(effects=effects, **ends)
 
-    session = types.SimpleNamespace(run=run_once, whole=0, gpus=0, count=1, say=print, line="")
-    answer = Answer()
-    cli._judge(answer, session, tmp_path / "train.py", None)
-    assert seen == runs and bool(answer.error) == (runs[-1] < wanted)
-    assert ("--try" in answer.error and "num_generations 32 -> 4" in answer.error) == bool(effects)
-    assert any("as given" in note for note in answer.notes) == (wanted == 1 and not effects)
+    answer, healed = judged_by(run_once), heals and not effects
+    assert seen == [False, True][: 1 + (not effects)] and bool(answer.error) is not healed
+    assert ("--try" in answer.error) is bool(effects) or given == "whole"
+    assert any(note in each for each in answer.notes) is healed
 
 
 @pytest.mark.skipif(Version(trl.__version__) < Version("0.16"), reason="a round of generation is another one")
@@ -457,12 +450,10 @@ def test_what_is_known_when_the_time_is_over_is_told(tmp_path):
     report.say("training 3 steps")
     known = Answer.from_json(json.loads((tmp_path / "report.known").read_text()))
 
-    def run_once(change):
+    def run_once(session):
         raise TimeIsOver("train.py was ended after 60 seconds", known)
 
-    session = types.SimpleNamespace(run=run_once, whole=0, gpus=0, count=1, say=print, line="")
-    answer = Answer()
-    cli._judge(answer, session, tmp_path / "train.py", None)
+    answer = judged_by(run_once)
     assert [each.key for each in answer.suspected] == ["F2"] and "time" in answer.suspected[0].why
     assert [each.key for each in answer.held] == ["F5"] and "60 seconds" in answer.error and answer.exit_status == 1
 
@@ -633,56 +624,72 @@ def read(monkeypatch, tmp_path):
     return lambda line: launcher_line.read_line(line.split(), sys.executable)
 
 
+STAGED = "distributed_type: DEEPSPEED\ndeepspeed_config: "
+YAML = {
+    "zero3": STAGED + "{zero_stage: 3}\nnum_processes: 4\n",
+    "flow": "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 0}}\n",
+    "two": "num_processes: 2\nlearning_rate: 1.0e-6\n",
+    "x": "learning_rate: 1.0e-6\n",
+    "sharded": "accelerate_config: zero3.yaml\n",
+    "one": "distributed_type: 'NO'\nnum_processes: 1\n",
+    "ds": STAGED + "{deepspeed_config_file: ds.json}\n",
+    "other": STAGED + "{deepspeed_config_file: other.json}\n",  # it is not there
+}
+LINES = {  # and the script, how many processes are started, and the ZeRO stage
+    "accelerate launch --num_processes 4 train.py --lr 1": ("train.py", 4, 0),
+    "accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 train.py": ("train.py", 8, 3),
+    "accelerate launch --config_file zero3.yaml train.py": ("train.py", 4, 3),
+    "accelerate launch --use_fsdp --config_file zero3.yaml train.py": ("train.py", 4, 0),
+    "accelerate launch --config_file flow.yaml --num_processes 2 t.py": ("t.py", 2, 0),
+    "accelerate launch --num_processes 4 --module pkg.train --lr 1": ("pkg.train", 4, 0),
+    "torchrun --standalone --nproc_per_node=2 --nnodes 3 train.py": ("train.py", 6, 0),
+    "torchrun --nproc_per_node 2 -m pkg.train --lr 1": ("pkg.train", 2, 0),
+    "python -m torch.distributed.run --nproc-per-node 2 train.py": ("train.py", 2, 0),
+    "PET_NPROC_PER_NODE=2 PET_NNODES=3 torchrun train.py": ("train.py", 6, 0),
+    "CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py x": ("train.py", 1, 0),
+    "WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 python train.py": ("train.py", 2, 0),
+    "python -u -m pkg.train --lr 1": ("pkg.train", 1, 0),
+    "deepspeed --num_gpus 2 train.py --deepspeed ds.json": ("train.py", 2, 0),
+    "deepspeed --include localhost:0,2,3 train.py": ("train.py", 3, 0),
+    "deepspeed --num_nodes 2 --num_gpus 4 --master_port 1 train.py": ("train.py", 8, 0),
+    "trl grpo --config x.yaml --num_processes 4 --lr 1": ("trl.scripts.grpo", 4, 0),
+    # trl's own file of that name says eight processes
+    "trl dpo --accelerate_config zero3 --lr 1": ("trl.scripts.dpo", 8, 3),
+    "trl dpo --config two.yaml --num_processes 4 --accelerate_config zero3.yaml --lr 1": ("trl.scripts.dpo", 4, 3),
+    "trl grpo --config sharded.yaml --lr 1": ("trl.scripts.grpo", 4, 3),
+    "trl sft --use_deepspeed --zero_stage 3 --num_processes 2 --lr 1": ("trl.scripts.sft", 2, 3),
+    "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3 torchrun --nproc_per_node 2 t.py": ("t.py", 2, 3),
+}
+# With a file that `accelerate config` has written, for a training by eight processes, of such a kind.
+DEFAULTS = [
+    ("MULTI_GPU", "accelerate launch train.py", 8, 0),
+    ("DEEPSPEED", "accelerate launch train.py", 8, 3),
+    ("DEEPSPEED", "python -m accelerate.commands.launch --multi_gpu train.py", 8, 0),
+    ("DEEPSPEED", "accelerate launch --config_file one.yaml train.py", 1, 0),
+    ("DEEPSPEED", "accelerate launch --cpu train.py", 1, 0),
+    ("DEEPSPEED", "accelerate launch --config_file ds.yaml --num_processes 2 train.py", 2, 3),
+    ("DEEPSPEED", "accelerate launch --config_file other.yaml --num_processes 2 train.py", 2, 2),
+    ("NO", "accelerate launch --num_processes 4 train.py", 1, 0),
+]
+
+
 @pytest.mark.parametrize(
-    "line, script, size, stage",
-    [
-        ("accelerate launch --num_processes 4 train.py --lr 1", "train.py", 4, 0),
-        ("accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 train.py", "train.py", 8, 3),
-        ("accelerate launch --config_file zero3.yaml train.py", "train.py", 4, 3),
-        ("torchrun --standalone --nproc_per_node=2 --nnodes 3 train.py", "train.py", 6, 0),
-        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py", 2, 0),
-        ("CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py x", "train.py", 1, 0),
-        ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", "train.py", 2, 0),
-        ("deepspeed --include localhost:0,2,3 train.py", "train.py", 3, 0),
-        ("deepspeed --num_nodes 2 --num_gpus 4 --master_port 1 train.py", "train.py", 8, 0),
-        ("python -u -m pkg.train --lr 1", "pkg.train", 1, 0),
-        ("torchrun --nproc_per_node 2 -m pkg.train --lr 1", "pkg.train", 2, 0),
-        ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),
-        ("trl grpo --config x.yaml --num_processes 4 --lr 1", "trl.scripts.grpo", 4, 0),
-        # trl's own file of that name says eight processes
-        ("trl dpo --accelerate_config zero3 --lr 1", "trl.scripts.dpo", 8, 3),
-        ("trl grpo --accelerate_config single_gpu --lr 1", "trl.scripts.grpo", 1, 0),
-        ("trl grpo --config two.yaml --lr 1", "trl.scripts.grpo", 2, 0),
-        ("trl dpo --config two.yaml --num_processes 4 --accelerate_config zero3.yaml --lr 1", "trl.scripts.dpo", 4, 3),
-        ("trl grpo --config sharded.yaml --lr 1", "trl.scripts.grpo", 4, 3),
-        ("trl grpo --config sharded.yaml --num_processes 2 --lr 1", "trl.scripts.grpo", 2, 3),
-        ("trl sft --use_deepspeed --zero_stage 3 --num_processes 2 --lr 1", "trl.scripts.sft", 2, 3),
-        ("accelerate launch --use_fsdp --config_file zero3.yaml train.py", "train.py", 4, 0),
-        ("PET_NPROC_PER_NODE=2 PET_NNODES=3 torchrun train.py", "train.py", 6, 0),
-        ("PET_NPROC_PER_NODE=2 torchrun --nproc_per_node 4 train.py", "train.py", 4, 0),
-        ("WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 python train.py", "train.py", 2, 0),
-        (
-            "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3 torchrun --nproc_per_node 2 t.py",
-            "t.py",
-            2,
-            3,
-        ),
-        ("accelerate launch --config_file flow.yaml --num_processes 2 t.py", "t.py", 2, 0),
-    ],
+    ("kind", "line", "script", "size", "stage"),
+    [("", line, *told) for line, told in LINES.items()]
+    + [(kind, line, "train.py", *told) for kind, line, *told in DEFAULTS],
 )
-def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch, read):
+def test_launchers_lines_are_read(kind, line, script, size, stage, tmp_path, monkeypatch, read):
+    """The file of `accelerate config` was left out: a training by eight processes was judged as one of one."""
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("zero3.yaml").write_text(
-        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
-    )
-    pathlib.Path("flow.yaml").write_text("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 0}}\n")
-    pathlib.Path("broken.yaml").write_text("{\n")
-    pathlib.Path("two.yaml").write_text("num_processes: 2\nlearning_rate: 1.0e-6\n")
-    pathlib.Path("x.yaml").write_text("learning_rate: 1.0e-6\n")
-    pathlib.Path("sharded.yaml").write_text("accelerate_config: zero3.yaml\n")
-    named = re.search(r"--accelerate_config (zero3|single_gpu) ", line)
-    if named and not (pathlib.Path(trl.__file__).parent / "accelerate_configs").is_dir():  # trl 0.14 brings none
-        with pytest.raises(launcher_line.LaunchError, match=named[1]):
+    files = {f"{name}.yaml": text for name, text in YAML.items()}
+    files["ds.json"] = json.dumps({"zero_optimization": {"stage": 3}})
+    if kind:
+        start = f"compute_environment: LOCAL_MACHINE\nnum_processes: 8\ndistributed_type: {kind}\n"
+        files["default.yaml"] = start + "deepspeed_config: {zero_stage: 3}\n"
+    for name, text in files.items():
+        pathlib.Path(name).write_text(text)
+    if "--accelerate_config zero3 " in line and not (pathlib.Path(trl.__file__).parent / "accelerate_configs").is_dir():
+        with pytest.raises(launcher_line.LaunchError, match="zero3"):  # trl 0.14 brings none
             read(line)
         return
     if line.startswith("deepspeed"):
@@ -697,12 +704,11 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
 def test_what_a_launcher_does_not_take_is_one_line(tmp_path, monkeypatch, read):
     """A launcher's own parser says why, also of a file that it reads; another launcher gets what can be done."""
     monkeypatch.chdir(tmp_path)
-    texts = {"broken.yaml": "{", "list.yaml": "- 1", "below.yaml": "distributed_type: 'MULTI_CPU'\nnum_processes: -1"}
+    texts = {"broken.yaml": "{", "below.yaml": "distributed_type: 'MULTI_CPU'\nnum_processes: -1"}
     for name, text in texts.items():
         pathlib.Path(name).write_text(text)
     lines = {
         "accelerate launch --config_file broken.yaml t.py": "broken.yaml",
-        "accelerate launch --config_file list.yaml t.py": "list",
         "accelerate launch --config_file below.yaml t.py": "num_processes",
         "accelerate launch --multi_gpu --num_processes 1 t.py": "at least 2 processes",
         "trl grpo --config broken.yaml": r"broken.yaml cannot be read \(it is no YAML",
@@ -763,47 +769,6 @@ def test_what_starts_a_launcher_is_passed_over(line, read):
     started = read(line)
     assert (started.script, started.arguments) == ("t.py", ("--x",))
     assert dict(started.environment) == ({"A": "1"} if "A=1" in line else {})
-
-
-DEFAULT = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: {}
-deepspeed_config: {{zero_stage: 3}}
-num_processes: 8
-"""
-DEFAULTS = [
-    # what the file says, the line, how many processes accelerate starts, and the ZeRO stage
-    ("MULTI_GPU", "accelerate launch train.py", 8, 0),
-    ("MULTI_GPU", "accelerate launch --num_processes 2 train.py", 2, 0),
-    ("DEEPSPEED", "accelerate launch train.py", 8, 3),
-    ("DEEPSPEED", "accelerate launch --multi_gpu train.py", 8, 0),
-    ("DEEPSPEED", "python -m accelerate.commands.launch train.py", 8, 3),
-    ("DEEPSPEED", "trl grpo --lr 1", 8, 3),
-    ("DEEPSPEED", "accelerate launch --config_file one.yaml train.py", 1, 0),
-    ("DEEPSPEED", "accelerate launch --cpu train.py", 1, 0),
-    ("DEEPSPEED", "accelerate launch --config_file ds.yaml --num_processes 2 train.py", 2, 3),
-    ("DEEPSPEED", "accelerate launch --config_file other.yaml --num_processes 2 train.py", 2, 2),  # it is not there
-    ("DEEPSPEED", "torchrun train.py", 1, 0),
-    ("DEEPSPEED", "train.py", 1, 0),
-    ("'NO'", "accelerate launch train.py", 1, 0),
-    ("NO", "accelerate launch --num_processes 4 train.py", 1, 0),
-]
-
-
-@pytest.mark.parametrize(("kind", "line", "size", "stage"), DEFAULTS)
-def test_accelerate_reads_the_file_that_accelerate_config_has_written(
-    kind, line, size, stage, tmp_path, monkeypatch, read
-):
-    """It was left out: a training by eight processes was judged as one of one."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "default.yaml").write_text(DEFAULT.format(kind))
-    pathlib.Path("one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n")
-    pathlib.Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
-    for name in ("ds", "other"):
-        config = f"{{distributed_type: DEEPSPEED, deepspeed_config: {{deepspeed_config_file: {name}.json}}}}\n"
-        pathlib.Path(f"{name}.yaml").write_text(config)
-    started = read(line)
-    assert (started.world_size, started.zero_stage) == (size, stage)
 
 
 def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
@@ -990,10 +955,13 @@ def write_notebook(path, *sources):
 
 def test_lines_of_a_notebook_are_told_by_their_cells(tmp_path):
     """Line 170 of all cells together belongs to no file that its author has."""
-    notebook = write_notebook(tmp_path / "t.ipynb", "a = 1\nb = 2", "trainer.train()\ntrainer.train()")
-    source = Source(str(notebook), script_text.read_source(notebook))
-    assert [source.at(line) for line in source.training_lines()] == ["cell 2, line 1", "cell 2, line 2"]
+    path = write_notebook(tmp_path / "t.ipynb", "a = 1\nb = 2", "c = 3\n1 / 0", "trainer.train()\ntrainer.train()")
+    source = Source(str(path), script_text.read_source(path))
+    assert [source.at(line) for line in source.training_lines()] == ["cell 3, line 1", "cell 3, line 2"]
     assert Source("train.py", "x\n").at(1) == "line 1"
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile(source.text, str(path), "exec"), {})
+    assert describe_error(raised.value, path).startswith("t.ipynb, cell 2, line 2, ended in ZeroDivisionError")
 
 
 def test_a_script_s_own_error_is_one_line():
@@ -1001,14 +969,6 @@ def test_a_script_s_own_error_is_one_line():
     gated, ended = OSError("You are trying to access a gated repo.\nMake sure"), SystemExit(0)
     assert "\n" not in describe_error(gated, "train.py") and "does not give to this user" in describe_error(gated, "t")
     assert "ended by itself with status 0" in describe_error(ended, "train.py")
-
-
-def test_an_error_in_a_notebook_is_in_a_cell(tmp_path):
-    """It was told as a line of no file: "line 170"."""
-    path = write_notebook(tmp_path / "train.ipynb", "a = 1\nb = 2", "c = 3\n1 / 0")
-    with pytest.raises(ZeroDivisionError) as raised:
-        exec(compile(script_text.read_source(path), str(path), "exec"), {})
-    assert describe_error(raised.value, path).startswith("train.ipynb, cell 2, line 2, ended in ZeroDivisionError")
 
 
 def test_the_answer_in_each_form():
