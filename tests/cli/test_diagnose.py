@@ -54,6 +54,12 @@ GUARDS = [
 WARNING = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n"
 
 
+def found(*failures, **more):
+    """Return an answer of preflight that found these."""
+    findings = [{"failure": each, "evidence": "measured"} for each in failures]
+    return {"preflight.json": {"findings": findings, "held": [], "not_checked": [], **more}}
+
+
 def ask(tmp_path, entries=None, compared=None, **files):
     if entries is not None:
         files["trainer_state.json"] = json.dumps({"log_history": entries, "global_step": 60})
@@ -124,34 +130,21 @@ def test_where_nothing_is_proven_no_cause_stands_first(look, tmp_path):
 @pytest.mark.parametrize("cause", ["F2", "F3a", "F9", "F11"])
 def test_what_preflight_found_is_named(cause, tmp_path):
     """Preflight ran the script; but a flat reward is not explained by what costs memory alone (F3a)."""
-    found = {"findings": [{"failure": cause, "evidence": "measured"}], "held": [], "not_checked": []}
     entries = {"F2": None, "F11": logged(flat, **CUT)}.get(cause, logged(flat))  # F2 ends a run before its first entry
-    told = ask(tmp_path, entries, **{"preflight.json": found})
+    told = ask(tmp_path, entries, **found(cause))
     assert named(told) == ([] if cause == "F3a" else [cause])
     assert cause == "F3a" or "measured" in " ".join(told.causes[0].proofs)
 
 
 def test_what_the_run_shows_stands_before_what_the_script_has(tmp_path):
-    found = {"findings": [{"failure": "F3b", "evidence": "measured"}], "held": [], "not_checked": []}
-    files = FAULTY["F10 or F14"] | {"failurelab.json": {"notices": GUARDS}, "preflight.json": found}
-    assert named(ask(tmp_path, **files)) == ["F9", "F10 or F14", "F3b"]
+    files = FAULTY["F10 or F14"] | {"failurelab.json": {"notices": GUARDS}}
+    assert named(ask(tmp_path, **files, **found("F3b"))) == ["F9", "F10 or F14", "F3b"]
 
 
-def test_a_script_is_not_read(tmp_path):
-    """What a reward function does is not told from its text: healthy ones of many forms were accused of F14."""
-    text = (
-        "trainer = GRPOTrainer(model=name, reward_funcs=lambda completions, **_: [1 - wrong(c) for c in completions])"
-    )
-    told = ask(tmp_path, logged(), **{"train.py": text, "versions.txt": OLD})
-    assert told.healthy and told.evidence.not_read[0].startswith("train.py: a script is not read")
-
-
-@pytest.mark.parametrize("found", ["F1", "F9"])
-def test_a_run_that_rises_is_not_accused_of_a_flat_reward(found, tmp_path):
+@pytest.mark.parametrize("wrong", ["F1", "F9"])
+def test_a_run_that_rises_is_not_accused_of_a_flat_reward(wrong, tmp_path):
     """Warnings, few changed elements, and a preflight that is wrong: a look is shown, and no cause."""
-    seen = {"held": [], "not_checked": [], "findings": [{"failure": found, "evidence": "measured"}]}
-    files = {"log.txt": WARNING, "compared": BF16, "preflight.json": seen}
-    told = ask(tmp_path, logged(old=True, kl=1.5), **files)
+    told = ask(tmp_path, logged(old=True, kl=1.5), compared=BF16, **{"log.txt": WARNING}, **found(wrong))
     assert told.abstained and not named(told) and told.looks
 
 
@@ -168,12 +161,13 @@ ODD = {
     "grad_norm 0 where no group differs": logged(grad_norm=lambda step: 0.0 if step % 6 else 2.0),
 }  # fmt: skip
 OLD_RUN = {"entries": logged(old=True), "versions.txt": OLD}
-F3A = {"failure": "F3a", "evidence": "all rows of logits are made"}
+REWARDS = "trainer = GRPOTrainer(model=name, reward_funcs=lambda completions, **_: [1 - wrong(c) for c in completions])"
 # What healthy runs show too: F1's warning comes from passes without gradients in runs of trl 0.14 that learn; F3a is
 # found in many of old releases, and costs memory alone.
 ODD = {look: {"entries": entries} for look, entries in ODD.items()} | {
     "F1's warning": OLD_RUN | {"log.txt": WARNING},
-    "F3a": OLD_RUN | {"preflight.json": SEEN | {"findings": [F3A]}},
+    "F3a": OLD_RUN | found("F3a"),
+    "a script, which is not read": OLD_RUN | {"train.py": REWARDS},
 }
 
 
@@ -194,9 +188,11 @@ def test_a_flat_reward_is_asked_of_preflight(tmp_path):
     assert told.abstained and "checkpoint" not in " ".join(look.do for look in told.looks)
 
 
+SUSPECTS = found(suspected=[{"failure": "F9", "evidence": "2 % would change"}])
+
+
 def test_a_suspicion_of_preflight_is_shown_with_what_decides(tmp_path):
-    suspected = [{"failure": "F9", "evidence": "2 % would change"}]
-    told = ask(tmp_path, logged(), **{"preflight.json": SEEN | {"suspected": suspected}})
+    told = ask(tmp_path, logged(), **SUSPECTS)
     assert told.abstained and "guards" in told.looks[0].do and "F9: 2 % would change" in " ".join(told.notes)
 
 
@@ -347,10 +343,8 @@ def test_preflights_answer_must_be_of_this_script(tmp_path):
     """An answer that is of another script, or of the script before it was mended, is told and not used."""
     script = "import trl\n"
     right = hashlib.sha256(script.encode()).hexdigest()
-    seen = {"findings": [{"failure": "F9", "evidence": "x"}], "held": [], "not_checked": []}
     for digest, used in ((right, True), ("0" * 64, False)):
-        seen["script_sha256"] = digest
-        told = ask(tmp_path, logged(flat), **{"train.py": script, "preflight.json": seen})
+        told = ask(tmp_path, logged(flat), **{"train.py": script}, **found("F9", script_sha256=digest))
         assert (named(told) == ["F9"]) is used
         assert used or any("another script than train.py" in line for line in told.evidence.not_read)
 
@@ -370,9 +364,7 @@ def test_a_csv_of_wandb_is_a_log(tmp_path):
 def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
     """A figure that nothing measures would leave a rule out, always, and say nothing."""
     given = {"not_named"}
-    cases = list(FAULTY.values()) + [files for files, _ in UNPROVEN.values()]
-    cases.append({"preflight.json": SEEN | {"suspected": [{"failure": "F9", "evidence": "x"}]}})
-    for number, files in enumerate(cases):
+    for number, files in enumerate([*FAULTY.values(), *(files for files, _ in UNPROVEN.values()), SUSPECTS]):
         folder = tmp_path / str(number)
         folder.mkdir()
         given |= set(ask(folder, **files).evidence.figures)
