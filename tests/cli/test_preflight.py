@@ -24,6 +24,7 @@ CASES = {case.name: case for case in CORPUS.read_corpus()}
 ONE_OF_EACH = [
     "misaligned_and_temperature",  # F3b, and F15 noted
     "trl_grpo_015",  # none: F15 is noted, with a reward model and the script that trl itself has
+    "qlora_current_device",  # F5
 ]
 
 

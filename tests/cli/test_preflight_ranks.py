@@ -122,15 +122,6 @@ def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_numb
     assert both.startswith("train.py, line") and "of all" in both  # of every rank, so with no number
 
 
-def test_a_map_that_holds_on_rank_0_alone_is_found(two):
-    """`{"": 0}`: rank 0 would load it on its own GPU, so the answer is rank 1's."""
-    wrong, right = (
-        two(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "str(PartialState().device)")
-    )
-    assert "F5" in failures(wrong.found) and "GPU 1" in wrong.found[0].evidence
-    assert "F5" in failures(right.held) and not right.found
-
-
 OWN_TOKENS = """\
 class OwnTokens(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):

@@ -11,7 +11,6 @@ import transformers
 import trl
 from packaging.version import Version
 
-from failurelab import handles
 from failurelab_preflight import repairs
 from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges.lengths import judge_dataset
@@ -50,17 +49,6 @@ def training(trainer, **options):
 def one(answers):
     (answer,) = answers
     return answer
-
-
-def test_a_policy_that_was_changed_after_its_load(grpo, model):
-    """As by a merged adapter. Releases that copy the policy keep the change; those that load by name lose it."""
-    weight = model.model.layers[0].self_attn.q_proj.weight
-    with torch.no_grad():
-        weight.mul_(1.5)
-    trainer = grpo(model)
-    kept = torch.equal(trainer.ref_model.model.layers[0].self_attn.q_proj.weight, weight)
-    answer = one(judge_reference(training(trainer)))
-    assert answer.verdict is (HELD if kept else FOUND) and answer.failure == "F19"
 
 
 def wrapped(model, std):
@@ -109,18 +97,13 @@ def named(name, seed=0, rows=None):
         (lambda: named("same", rows=40), lambda: named("same"), {}, HELD),  # tokens that were added
         (lambda: named("same"), lambda: named("same"), {"arguments": {"beta": 0.0}}, None),
         (lambda: named("same"), lambda: None, {"arguments": {"sync_ref_model": True, "beta": 0.04}}, FOUND),
+        (lambda: named("same"), torch.nn.Module, {}, NOT_CHECKED),  # without any tensor of the policy's name
     ],
 )
 def test_references_that_are_compared(policy, reference, more, kind):
     trainer = types.SimpleNamespace(model=policy(), ref_model=reference())
     verdicts = [answer.verdict for answer in judge_reference(training(trainer, **more))]
     assert verdicts == [kind] * (kind is not None)
-
-
-def test_a_comparison_that_shows_no_change_does_not_hold():
-    """Of a reference without any tensor of the policy's name."""
-    trainer = types.SimpleNamespace(model=small.qwen2(), ref_model=torch.nn.Module())
-    assert one(judge_reference(training(trainer, arguments={"beta": 0.1}))).verdict is NOT_CHECKED
 
 
 def run_of(adapters, **more):
@@ -274,16 +257,16 @@ def test_a_trainer_may_call_its_reward_functions_in_its_own_way(called):
     assert len(paid) in (1, 2) and set(given.reward_inputs) == {"prompts", "completions"}
 
 
-@pytest.mark.parametrize("drawn", ["aabcdddd", "aaaabbbb"])
-def test_equal_completions_of_a_prompt_get_one_reward(drawn):
-    """As functions pay: which of two equal ones a micro-batch trains on cannot be seen, and BNPO weighs by that."""
+@pytest.mark.parametrize(("drawn", "kinds"), [("aabcdddd", 3), ("aaaabbbb", 4)], ids=["", "all_alike"])
+def test_equal_completions_of_a_prompt_get_one_reward(drawn, kinds):
+    """As functions pay: which of two equal ones a micro-batch trains on cannot be seen, and BNPO weighs by that.
+
+    Not where all are alike: there would be no gradient.
+    """
     given = Training(types.SimpleNamespace(reward_funcs=[never_right], num_generations=4), {})
     with rewards.differing_rewards(given):
         paid = given.trainer.reward_funcs[0](completions=list(drawn))
-    if drawn == "aabcdddd":
-        assert paid[0] == paid[1] and len(set(paid[:4])) == 3 and len(set(paid[4:])) == 1
-    else:
-        assert len(set(paid)) > 2  # else there would be no gradient
+    assert len(set(paid[:4])) == kinds and (paid[0] == paid[1]) is (kinds == 3)
 
 
 @pytest.mark.parametrize("environments", [None, {"sums": object, "games": object}])
@@ -297,14 +280,6 @@ def test_prompts_are_encoded_before_a_step_says_which_environment_they_have(envi
 
     trainer._tokenize_prompts = encode
     assert prompt_ids(trainer, ["3+4=", "10+4="]) == [[4], [5]] and not hasattr(trainer, "_batch_environments")
-
-
-def test_what_is_frozen_stays_frozen():
-    """PEFT's disable_adapter switches requires_grad on when it is left."""
-    model = small.lora(small.qwen2()).requires_grad_(False)
-    with handles.keep_requires_grad(model), model.disable_adapter():
-        pass
-    assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize(("made", "noted"), [(12, True), (5, False), (3, False)], ids=["all", "last", "asked for"])

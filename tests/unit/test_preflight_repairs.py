@@ -15,7 +15,7 @@ from failurelab import failures
 from failurelab.failures import figures
 from failurelab_preflight import patch, repairs, trials
 from failurelab_preflight.answer import COMMAND_LINE, Answer, Differences, Effect
-from failurelab_preflight.finding import CUT, RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
+from failurelab_preflight.finding import RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.repairs import Arguments, Keyword, Statement
 from failurelab_preflight.rewards.table import Line, RewardTable
 from failurelab_preflight.script_text import (
@@ -320,7 +320,7 @@ OTHER = {"failure": "F14", "part": "reward_funcs[1]"}
     ("then", "heals"),
     [
         ([finding(repairs=None, **OTHER)], True),
-        ([Finding.held("F14", "it pays", "-", part="reward_funcs[0]")], True),
+        ([Finding.held("F14", "-", "-"), Finding.held("F14", "it pays", "-", part="reward_funcs[0]")], True),
         ([finding("F14", None, part="reward_funcs[0]", fault="form"), finding(repairs=None, **OTHER)], False),
         ([Finding.not_checked("F14", "w", part="reward_funcs[0]"), finding(repairs=None, **OTHER)], False),
         ([Finding.held(evidence="it pays", control="-", **OTHER)], False),
@@ -334,6 +334,7 @@ def test_a_function_is_healed_by_what_is_said_of_itself(then, heals):
 
     outcome, _ = tried(run)
     assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:column"] * heals
+    assert {each.tried for each in named(outcome)} <= {"it pays", "it is no longer said of reward_funcs[0]"}
 
 
 def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
@@ -397,25 +398,12 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
     assert {*outcome.change.files} == {"F21"} and {"F22"} not in runs.made and not outcome.suspected()
 
 
+OWN = "hf_secret"  # in whatever may quote the script
 EVERY_FIELD = Finding(
-    "F11",
-    "2 of 4 prompts are cut",
-    "Set max_prompt_length=9.",
-    tried="0 of 4",
-    ends=True,
-    part="max_prompt_length",
-    fault="begin",
-    verdict=Verdict.NAMED,
-    why="w",
-    control="c",
-    figures=(Quantity("prompts that are cut", 2, "prompts", 4),),
-    place=Location("train.ipynb", 3, 2),
-    changes=(Change({"train.py": "x = 1"}),),
-    diff="+x",
-    round=2,
-    origin=SCRIPT,
-    mild=True,
-)
+    "F11", OWN, OWN, tried=OWN, ends=True, part="max_prompt_length", fault="begin", verdict=Verdict.NAMED, why=OWN,
+    control=OWN, figures=(Quantity("prompts that are cut", 2, "prompts", 4),), place=Location(f"/{OWN}/t.ipynb", 3, 2),
+    changes=(Change({"train.py": "x = 1"}),), diff=OWN, round=2, origin=SCRIPT, mild=True,
+)  # fmt: skip
 
 
 def test_what_is_mild_stands_last():
@@ -445,22 +433,18 @@ def test_what_a_release_does_to_everybody_and_only_slows_is_noted(more, verdict,
     assert told["failures"]["F15"]["verdict"] == verdict.value and Answer.from_json(told) == answer
 
 
-def test_an_error_that_the_cut_may_have_made_is_no_pass():
-    ended = Finding.not_checked("cut", "use_vllm is cut away", ends=True, origin=CUT)
-    assert Answer("train.py", findings=[ended]).exit_status == 3
-
-
-def test_an_answer_is_the_same_behind_a_pipe():
+def test_an_answer_is_the_same_behind_a_pipe_and_quotes_the_script_where_it_is_asked_to_alone():
     """Each field of each kind; nothing has to be read out of a sentence. An answer of before has no verdicts."""
     assert not [name for name, value in vars(EVERY_FIELD).items() if not value and name != "undo"]
     others = [
-        Finding.suspected("F7", "e", "w", "r"),
-        Finding.held("F1", "e", "c"),
-        Finding.not_applicable("F2", "w"),
-        Finding.not_checked("F21", "w", part="loss"),
+        Finding.suspected("F7", OWN, OWN, OWN),
+        Finding.held("F1", OWN, OWN),
+        Finding.not_applicable("F2", OWN),
+        Finding.not_checked("F21", OWN, part="loss"),
     ]
-    effects = [Effect("writes", "/a")]
-    answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects=effects)
+    versions, effects = {"trl": f"1.0+{OWN}", OWN: "2"}, [Effect("writes", OWN)]
+    answer = Answer(OWN, versions, [EVERY_FIELD, *others], OWN, "0" * 64, [OWN], [OWN], effects=effects)
+    answer.rewards = RewardTable(["reward_funcs[0] f"], [Line("right", "alone", OWN, [1.0])])
     told = json.loads(json.dumps(answer.to_json()))
     assert Answer.from_json(told) == answer
     for name in ("findings", "suspected", "held", "not_applicable", "not_checked"):
@@ -470,6 +454,10 @@ def test_an_answer_is_the_same_behind_a_pipe():
     for broken in ({}, {"findings": [{}]}, {"findings": 1}, {"findings": [{"failure": "F1", "verdict": "?"}]}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             Answer.from_json(broken)
+    answer.compared, answer.patch_folder = Differences(OWN, error=OWN), OWN
+    public = answer.to_json(texts=False)
+    assert OWN not in json.dumps(public) and public["findings"][0]["place"]["line"] == 3
+    assert public["error"] and Answer.from_json(public).error
 
 
 # Statements of one script; what lies in the run's folder, is read, or is an import's does not count.
@@ -510,14 +498,6 @@ exec(compile(open({str(script)!r}).read(), {str(script)!r}, "exec"))
     assert [f"{each['kind']} {each['what']}" for each in told] == expected
 
 
-def test_what_a_repair_has_healed_is_told_by_the_same_part():
-    """Another judge may hold the failure of the whole script: its words say nothing of the repair."""
-    held = [Finding.held("F13", "whole", "-"), Finding.held("F13", "own", "-", part="rollout_func")]
-    finding = Finding("F13", "e", part="rollout_func")
-    assert trials._held(finding, Answer(findings=held)) == "own"
-    assert trials._held(finding, Answer(findings=held[:1])) == "whole"
-
-
 # A patch of the user's, applied in memory; and one measurement beside another.
 
 DIFF = """\
@@ -538,17 +518,16 @@ def patched(diff, text=TEXT, folder=None, editable=lambda path: True, line="--be
     return patch.apply_patch(diff, lambda path: text, [folder], line, editable).files
 
 
+WITH_IT = "a = 1\nb = 2\n\nc = 4\nd = 5\n"
+
+
 @pytest.mark.parametrize(
     ("diff", "text", "wanted"),
     [
-        (DIFF, TEXT, "a = 1\nb = 2\n\nc = 4\nd = 5\n"),
-        (
-            "diff --git a/train.py b/train.py\n" + DIFF.replace("-2,3 +2,4", "-90,7 +1,9"),
-            TEXT,
-            "a = 1\nb = 2\n\nc = 4\nd = 5\n",
-        ),  # lines counted wrongly
-        (DIFF, TEXT.replace("\n", "\r\n"), "a = 1\r\nb = 2\r\n\r\nc = 4\r\nd = 5\r\n"),
-        (DIFF.replace("\n", "\r\n"), TEXT.rstrip("\n"), "a = 1\nb = 2\n\nc = 4\nd = 5\n"),
+        (DIFF, TEXT, WITH_IT),
+        ("diff --git a/train.py b/train.py\n" + DIFF.replace("-2,3 +2,4", "-90,7 +1,9"), TEXT, WITH_IT),  # wrong lines
+        (DIFF, TEXT.replace("\n", "\r\n"), WITH_IT.replace("\n", "\r\n")),
+        (DIFF.replace("\n", "\r\n"), TEXT.rstrip("\n"), WITH_IT),
         ("--- train.py\n+++ other.py\n@@ -4,0 +5 @@\n+e = 1\n", TEXT, TEXT + "e = 1\n"),
         ("--- train.py\n+++ train.py\n@@ -1 +1 @@\n--- a\n+-- b\n", "-- a\n", "-- b\n"),
     ],
@@ -636,25 +615,3 @@ def test_json_has_a_row_for_each_failure_and_a_key_for_each_figure():
     verdicts = {name: row["verdict"] for name, row in told["failures"].items() if row["looked_at"]}
     assert verdicts == {"F15": "FOUND", "F9": "HELD"} and told["failures"]["F4"]["verdict"] == "NOT CHECKED"
     assert (told["schema"], told["seed"]) == (2, 0) and told["failurelab"]
-
-
-def test_json_holds_texts_of_the_script_where_they_are_asked_for_alone():
-    private = "hf_secret"
-    texts = dict.fromkeys(("evidence", "tried", "diff", "why", "control", "repair"), private)
-    of = Finding("F9", verdict=Verdict.NAMED, place=Location(f"/{private}/train.py", 3), **texts)
-    answer = Answer(
-        private,
-        {"trl": f"1.0+{private}", private: "2"},
-        [of],
-        private,
-        "",
-        [private],
-        [private],
-        [Effect("writes", private)],
-        private,
-    )
-    answer.compared = Differences(private, error=private)
-    answer.rewards = RewardTable(["reward_funcs[0] f"], [Line("right", "alone", private, [1.0])])
-    told = answer.to_json(texts=False)
-    assert private not in json.dumps(told) and told["findings"][0]["place"]["line"] == 3
-    assert Answer.from_json(told).error and private in json.dumps(answer.to_json())

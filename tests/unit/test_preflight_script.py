@@ -26,7 +26,7 @@ from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line, launcher_options, notebook, run, script_text
 from failurelab_preflight.answer import Answer, Changed, Differences, Effect, Setting
-from failurelab_preflight.finding import RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
+from failurelab_preflight.finding import CUT, RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.judges import four_bit_placement, rollouts
 from failurelab_preflight.judges.updates import policy_load
 from failurelab_preflight.report import terminal
@@ -112,14 +112,6 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
         transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as it was before
 
 
-@pytest.mark.parametrize("kind", ["AutoModelForSequenceClassification", "AutoModelForTokenClassification", "AutoModel"])
-def test_a_model_that_generates_nothing_is_built_too(kind, checkpoint):
-    """A reward model: its checkpoint has no generation config, and neither has the model."""
-    with built_small():
-        model = getattr(transformers, kind).from_pretrained(checkpoint)
-    assert getattr(model, "generation_config", None) is None and model.config.num_hidden_layers == 2
-
-
 @pytest.mark.parametrize(
     ("cast", "dtype"),
     [
@@ -147,7 +139,9 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
     with built_small():
         kinds = (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM)
         policy, reference = (kind.from_pretrained(checkpoint) for kind in kinds)
+        judge = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
+    assert getattr(judge, "generation_config", None) is None and judge.config.num_hidden_layers == 2
 
 
 def test_a_policy_with_its_own_weights_has_those_of_its_reference():
@@ -259,6 +253,13 @@ def test_arguments_are_cut_where_their_trainer_is_made_and_known_as_asked(tmp_pa
     assert made.uncut(arguments)["per_device_train_batch_size"] == 16
     again = transformers.TrainingArguments("out", save_strategy="steps")
     assert again.max_steps == -1  # nothing is left of the cut
+    for other in (types.SimpleNamespace(lr=1), "train.yaml", None):  # as what a trainer of one's own calls args
+        made.settle(other)
+        assert made.uncut(other) == {}
+    at_once = cuts.CutArguments(3, str(tmp_path), by_trainer=lambda: True)
+    with at_once.cut():
+        own = trl.GRPOConfig("out", use_cpu=True)
+    assert own.max_steps == 3 and at_once.uncut(own)["max_steps"] == -1
 
 
 class Rows(list):
@@ -302,13 +303,6 @@ def test_what_a_script_sets_later_is_asked_for_and_cut(tmp_path):
     assert (asked["per_device_train_batch_size"], asked["num_generations"]) == (4, 4)
     assert (asked["max_steps"], asked["max_completion_length"], asked["save_strategy"]) == (500, 8, "epoch")
     assert not [cut for cut in made.cuts(late) if cut.startswith(("num_generations", "max_completion_length"))]
-
-
-def test_arguments_that_a_trainer_makes_itself_are_cut_at_once(tmp_path):
-    made = cuts.CutArguments(3, str(tmp_path), by_trainer=lambda: True)
-    with made.cut():
-        own = trl.GRPOConfig("out", use_cpu=True)
-    assert own.max_steps == 3 and made.uncut(own)["max_steps"] == -1
 
 
 @pytest.mark.skipif(cuts.counts_prompts(), reason="this release does not divide a batch of the launch")
@@ -792,34 +786,24 @@ def test_prompts_of_one_length_show_no_failure_of_padding(trained, monkeypatch):
     So it was where the dataset has one length, or the batch one prompt: right with sdpa, whatever the stack does.
     """
     model, tokenizer = trained
-    rows = [{"prompt": "1+1="}, {"prompt": "2+2="}]
-    all_rows = [*rows, {"prompt": "10+10="}]
-    trainer = types.SimpleNamespace(model=model, processing_class=tokenizer, train_dataset=Rows(rows))
-    trainer.train_dataset.column_names, trainer.generation_config = ["prompt"], None
-    trainer.args = types.SimpleNamespace(num_generations=2, per_device_train_batch_size=8)
-    several = [rows[0], all_rows[-1]]
-    for batch, size, verdict in (
-        (rows, 8, Verdict.NOT_CHECKED),
-        ([all_rows[-1]], 1, Verdict.NOT_CHECKED),  # one prompt a batch
-        (several, 8, Verdict.HELD),
-    ):
+    rows = [{"prompt": text} for text in ("1+1=", "2+2=", "10+10=")]
+    trainer = types.SimpleNamespace(model=model, train_dataset=Rows(rows[:2]), generation_config=None)
+    trainer.train_dataset.column_names, trainer.processing_class = ["prompt"], tokenizer
+    trainer.args = types.SimpleNamespace(num_generations=2)
+    planted = {name: {"draw_gap": 2.0} for name in ("no causal mask", "predicted from the last token alone")}
+    for lengths, size, verdict in ((1, 8, Verdict.NOT_CHECKED), (1, 1, Verdict.NOT_CHECKED), (2, 8, Verdict.HELD)):
         trainer.args.per_device_train_batch_size = size
-        judge = rollouts.RolloutJudge(Training(trainer, {}, dataset=all_rows))
-        lengths = len({len(row["prompt"]) for row in batch})
         measured = {"draw_gap": 1e-7, "draw_rounding": 1e-2, "prompt_lengths": lengths, "tokens_drawn": 4}
-        planted = {name: {"draw_gap": 2.0} for name in ("no causal mask", "predicted from the last token alone")}
         report = types.SimpleNamespace(error=1e-7, rounding=1e-2, figures=measured, planted=planted)
         monkeypatch.setattr(rollouts.Guarded, "report", report)
-        (answer,) = judge.answers()
-        assert answer.verdict is verdict, (batch, answer)
-    trainer.args.per_device_train_batch_size = 8
-    prompts = rollouts.prompts_of_a_batch(Training(trainer, {}, dataset=all_rows), tokenizer)
-    assert prompts == ["1+1=", "10+10="]
+        (answer,) = rollouts.RolloutJudge(Training(trainer, {}, dataset=rows)).answers()
+        assert answer.verdict is verdict, answer
+    assert rollouts.prompts_of_a_batch(Training(trainer, {}, dataset=rows), tokenizer) == ["1+1=", "10+10="]
 
 
 @pytest.mark.parametrize(
     ("own", "asked"),
-    [({}, {}), ({"top_k": 1}, {}), ({"top_p": 0.9}, {"top_p": 1.0}), ({"top_p": 0.001}, {"top_p": 0.999, "top_k": 0})],
+    [({}, {}), ({"top_p": 0.9}, {"top_p": 1.0}), ({"top_p": 0.001}, {"top_p": 0.999, "top_k": 0})],
 )
 def test_sampling_that_the_model_s_generation_config_changes_is_known(own, asked, trained):
     """Which of its options take the place of the trainer's hangs on the release: what is drawn decides."""
@@ -971,58 +955,52 @@ def test_a_script_s_own_error_is_one_line():
     assert "ended by itself with status 0" in describe_error(ended, "train.py")
 
 
-def test_the_answer_in_each_form():
+def test_the_worst_stands_first_with_where_to_read_on():
     bad = [Finding(failure, "e", "r", verdict=Verdict.NAMED) for failure in ("F3a", "F7", "F2")]
     held = [Finding.held(failure, "x", "y") for failure in ("F2", "F10", "F4", "F10")]
-    both = Answer("train.py", {"trl": "0.14.0"}, error="train.py ended")
+    both = Answer("train.py", {"trl": "0.14.0"})
     both.settle([*bad, *held, Finding.not_checked("F12", "w"), Finding.suspected("F15", "e", "w")])
-    assert [found.failure for found in both.named] == ["F2", "F7", "F3a"]
-    assert both.named[0].notebook == "03_no_grad_fn"
-    assert both.suspected[0].notebook == "08_step_against_textbook"
+    assert [found.failure for found in both.accusations] == ["F2", "F7", "F3a", "F15"]
+    assert [both.named[0].notebook, both.suspected[0].notebook] == ["03_no_grad_fn", "08_step_against_textbook"]
     assert [each.failure for each in both.held] == ["F4", "F10"]
     text = terminal.text(both, everything=True)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("NOT CHECKED") < text.index("HELD")
-    assert "ERROR train.py ended" in text
     pages = re.findall(r"docs/symptoms\.md#(\w+)", text)  # each is an anchor of that page
-    assert pages == ["f2", "f7", "f3a", "f15"]
     anchors = (pathlib.Path(__file__).parents[2] / "docs" / "symptoms.md").read_text()
-    assert all(f'<a id="{page}"></a>' in anchors for page in pages)
-    statuses = [
-        Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
-    ]
-    assert statuses == [1, 3, 0]
+    assert pages == ["f2", "f7", "f3a", "f15"] and all(f'<a id="{page}"></a>' in anchors for page in pages)
 
 
-@pytest.mark.parametrize("findings", [[], [Finding("F2", "e", "r", verdict=Verdict.NAMED, ends=True, origin=SCRIPT)]])
-@pytest.mark.parametrize("error", ["", "train.py ended"])
-def test_an_answer_begins_with_its_sentence(findings, error):
+ENDS, DOUBT = Finding("F2", "e", verdict=Verdict.NAMED, ends=True), Finding.suspected("F9", "e", "w")
+BY_CUT = Finding.not_checked("cut", "w", ends=True, origin=CUT)
+
+
+@pytest.mark.parametrize(
+    ("findings", "error", "begins", "status"),
+    [
+        ([], "", "nothing found; 1 held in these", 0),
+        ([], "train.py ended", "could not be judged", 3),
+        (
+            [Finding("F2", "e", verdict=Verdict.NAMED, ends=True, origin=SCRIPT)],
+            "",
+            "1 named (F2); the worst: F2 (bl",
+            1,
+        ),
+        ([ENDS], "train.py ended", "1 named (F2); the worst: F2 (blocks)", 1),
+        ([DOUBT], "train.py ended", "ended early", 1),  # a suspicion stood first, and the error was "too"
+        ([BY_CUT], "", "could not be judged", 3),
+        ([BY_CUT, DOUBT], "", "1 suspected (F9); what was cut ended the run", 1),
+        ([Finding.noted("F15", "e", mild=True)], "", "nothing found; 1 held in these", 0),
+    ],
+)
+def test_an_answer_begins_with_what_stops_the_run(findings, error, begins, status):
     """It stood behind the table, what was not checked and what held: ninety lines of a clean answer."""
     table = RewardTable(["reward_funcs[0] f"], [Line("right", "alone", "'7'", [1.0])])
     rest = [Finding.held("F10", "x", "y"), Finding.not_checked("F12", "w")]
     answer = Answer("train.py", findings=[*findings, *rest], rewards=table, error=error)
-    said, first = terminal.text(answer).replace("\n  ", " "), terminal.verdict(answer)
-    assert said.startswith(f"{first}\nERROR {error}\n" if error else f"{first}\n")
-    assert ("the worst: F2 (blocks, the script)" in first) is bool(findings)
-
-
-@pytest.mark.parametrize(
-    ("findings", "begins"),
-    [
-        ([Finding.suspected("F9", "e", "w")], "ended early"),  # a suspicion stood first, and the error was "too"
-        ([Finding("F2", "e", verdict=Verdict.NAMED, ends=True)], "1 named (F2); the worst: F2 (blocks)"),
-        ([Finding.not_checked("cut", "w", ends=True)], "could not be judged"),
-        (
-            [Finding.not_checked("cut", "w", ends=True), Finding.suspected("F9", "e", "w")],
-            "1 suspected (F9); what was cut ended the run",
-        ),
-        ([Finding.noted("F15", "e", mild=True), Finding.held("F21", "e", "c")], "nothing found; 1 held in these"),
-    ],
-)
-def test_the_first_line_says_what_stops_the_run(findings, begins):
-    told = Answer("train.py", findings=findings)
-    told.error = "train.py, line 3" * bool(told.accusations and not told.ended_by_cut)
-    assert terminal.verdict(told).startswith(f"train.py: {begins}")
-    assert ("NOTED  F15" in terminal.text(told)) is bool(told.noted)
+    said = terminal.text(answer).replace("\n  ", " ")
+    assert said.startswith(f"train.py: {begins}") and answer.exit_status == status
+    assert said.startswith(f"{terminal.verdict(answer)}\n" + f"ERROR {error}\n" * bool(error))
+    assert ("NOTED  F15" in said) is bool(answer.noted)
 
 
 @pytest.mark.parametrize(
@@ -1045,14 +1023,15 @@ def test_an_error_for_want_of_what_is_cut_away_is_not_the_script_s(line, asked, 
     assert cuts.made_error(raised.value, asked) == option
 
 
-@pytest.mark.parametrize(("name", "missing"), [("there.json", ""), ("gone.json", "gone.json"), ('{"a": 1}', "")])
-def test_a_configuration_of_deepspeed_s_that_is_not_there(name, missing, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["there.json", "gone.json", '{"a": 1}'])
+def test_a_configuration_of_deepspeed_s_that_is_not_there(name, tmp_path, monkeypatch):
     """It was taken for none: F9 was accused of what ZeRO prevents."""
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("there.json").write_text('{"zero_optimization": {"stage": 3}}')
-    assert launcher_line.missing_file(name) == missing and launcher_line.missing_file(None) == ""
-    known = [{"zero_optimization": {"stage": 3}}, '{"zero_optimization": {"stage": 3}}', pathlib.Path("there.json")]
-    assert [launcher_line.zero_stage(each) for each in [*known, None, "gone.json"]] == [3, 3, 3, 0, 0]
+    text = '{"zero_optimization": {"stage": 3}}'
+    pathlib.Path("there.json").write_text(text)
+    assert launcher_line.missing_file(name) == name * (name == "gone.json") and launcher_line.missing_file(None) == ""
+    known = [json.loads(text), text, pathlib.Path("there.json"), None, "gone.json"]
+    assert [launcher_line.zero_stage(each) for each in known] == [3, 3, 3, 0, 0]
     variables = ["ACCELERATE_USE_DEEPSPEED=true", f"ACCELERATE_DEEPSPEED_CONFIG_FILE={name}"]
     launch = launcher_line.read_line([*variables, "train.py"])
     assert (launch.zero_stage, launch.zero_config) == (3 if name == "there.json" else 2, name)
@@ -1148,11 +1127,3 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     watched.initialize(subclass, trainer, ("model", "arguments", rows), {"tokenizer": "t", "keep": False})
     assert taken["model"] == "model" and taken["tokenizer"] == "t" and len(taken["train_dataset"]) == 512
     assert watched.datasets[id(trainer)] is rows and watched.keywords[id(trainer)]["args"] == "arguments"
-
-
-def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
-    """Such as what argparse has read: it is no option of the training."""
-    made = cuts.CutArguments(3, str(tmp_path))
-    for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
-        made.settle(other)
-        assert made.uncut(other) == {}
