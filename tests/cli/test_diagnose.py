@@ -75,11 +75,8 @@ def named(told):
 
 FAULTY = {
     "F2": {"log.txt": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn\n"},
-    "F4": {"log.txt": "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'optimizer'\n"},
     "F5": {"log.txt": "ValueError: You can't train a model that has been loaded in 8-bit or 4-bit precision on a "
                       "different device than the one you're training on.\n"},
-    "F6": {"log.txt": "Input tensors need to be on the same GPU, but found the following tensor and device "
-                      "combinations\n"},
     "F9": {"entries": logged(flat), "compared": BF16},
     "F10 or F14": {"entries": logged(lambda _: 0.5, reward=0.5, **ZERO)},
     "F11 or F12 or F13": {"entries": logged(flat, **CUT)},
@@ -111,7 +108,6 @@ UNPROVEN = {  # and the causes that its looks tell apart
         {"entries": logged(completions__mean_length=128.0, **{
             "sampling__importance_sampling_ratio__mean": 0.34, "sampling__importance_sampling_ratio__max": 0.5,
             "sampling__sampling_logp_difference__mean": 0.008})}, {"F17"}),
-    "a wide gap": ({"entries": logged(sampling__sampling_logp_difference__mean=0.2)}, {"F18"}),
     "a small rate": ({"entries": logged(flat, learning_rate=2e-5)}, {"F9", "F16", "learning_rate"}),
     "a notice alone": ({"log.txt": WARNING}, {"F1"}),
 }  # fmt: skip
@@ -151,11 +147,9 @@ def test_a_run_that_rises_is_not_accused_of_a_flat_reward(wrong, tmp_path):
 ODD = {
     "learns": logged(),
     "kl NaN at beta 0": logged(kl=math.nan),
-    "half of the groups without variance": logged(frac_reward_zero_std=0.5),
     "at its ceiling after learning": logged(
         lambda step: min(1.0, 0.4 + step / 30), frac_reward_zero_std=lambda step: min(1.0, step / 30),
         grad_norm=lambda step: 0.0 if step > 40 else 1.5),
-    "slow": logged(lambda step: 0.40 + 0.12 * step / 60),
     "two entries": logged(steps=1000, every=500),
     "a kl that grows": logged(every=1, kl=lambda step: (step - 1) * 0.004),
     "grad_norm 0 where no group differs": logged(grad_norm=lambda step: 0.0 if step % 6 else 2.0),
@@ -317,17 +311,12 @@ def test_weights_are_compared_by_their_steps(tmp_path):
     assert told.evidence.figures["elements_changed"] == 1
 
 
-def test_a_run_is_found_one_folder_down(tmp_path, capsys):
+def test_a_run_is_found_one_folder_down_and_several_are_not_mixed(tmp_path, capsys):
     """`diagnose .`, with the script beside the output folder."""
-    save(tmp_path / "out" / "checkpoint-60", 0x3F80, step=60)
+    save(tmp_path / "one" / "checkpoint-60", 0x3F80, step=60)
     (tmp_path / "train.py").write_text("print('no training here')\n")
     assert cli.main([str(tmp_path)]) == 0 and "checkpoint" not in capsys.readouterr().err
-
-
-def test_several_runs_are_not_mixed(tmp_path, capsys):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": logged()}))
+    save(tmp_path / "two", 0x3F80, step=60)
     assert cli.main([str(tmp_path / "one"), str(tmp_path / "two")]) == cli.main([str(tmp_path)]) == 3
     assert "several runs" in capsys.readouterr().err
 

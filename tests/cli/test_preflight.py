@@ -8,13 +8,11 @@ import subprocess
 import sys
 
 import pytest
-import tomllib
 import torch
 from tests.cli import one_session
 from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
-from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line
 from failurelab_preflight.answer import Answer
 
@@ -143,57 +141,28 @@ def test_a_script_that_does_more_than_train_is_run_again_with_try_alone(folder):
     assert any("did not do the same" in note for note in told.notes) and int(pathlib.Path("count.txt").read_text()) > 1
 
 
-NEVER_RIGHT = """
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-
-
-def as_chat(row):
-    return {{"prompt": [{{"role": "user", "content": row["sum"]}}]}}
-
-
-def reward(completions, **kwargs):
-    return [0.0 for _ in completions]
-
-
-if __name__ == "__main__":
-    rows = Dataset.from_list([{{"sum": f"{{number}}+1="}} for number in range(16)]).map(as_chat, num_proc=2)
-    args = GRPOConfig("out", report_to="none")
-    GRPOTrainer(model={path!r}, reward_funcs=reward, args=args, train_dataset=rows).train()
-"""
-
-
 def test_processes_of_the_run_are_no_effects(tmp_path, own_processes):
     """They were told as the script's: it "connects to" its own processes. Nothing was tried."""
-    (tmp_path / "train.py").write_text(NEVER_RIGHT.format(path=str(models.path("tiny"))))
+    mapped = "Dataset.from_list([{'a': 1}] * 16).map(dict, num_proc=2)\n"
+    never_right = "lambda completions, **_: [0.0] * len(completions)"
+    (tmp_path / "train.py").write_text(one_session.script(mapped, reward=never_right))
     line = f"{sys.executable} -m failurelab preflight train.py > answer.txt 2>&1"
     subprocess.run(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     answer = (tmp_path / "answer.txt").read_text()
     assert "1 suspected (F10)" in answer and "--try" not in answer
 
 
-FROZEN = """
-from datasets import load_dataset
+FROZEN = """\
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
 
-model = AutoModelForCausalLM.from_pretrained("models/tiny-qwen2")
+model = AutoModelForCausalLM.from_pretrained(PATH)
 model = PeftModel.from_pretrained(model, "adapters/sft")
-trainer = GRPOTrainer(
-    model=model,
-    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=8),
-    train_dataset=load_dataset("json", data_files="data/sums.jsonl", split="train"),
-    processing_class=AutoTokenizer.from_pretrained("models/tiny-qwen2"),
-    reward_funcs=lambda completions, answer, **_: [float(c.strip() == a) for c, a in zip(completions, answer)],
-)
-trainer.train()
 """
 
 
 def test_an_adapter_that_nothing_trains(folder):
     """With is_trainable=True all of its tensors are in the optimizer."""
-    pathlib.Path("train.py").write_text(FROZEN)
+    pathlib.Path("train.py").write_text(one_session.script(FROZEN, model="model"))
     told = cli.ask(launcher_line.Launch("train.py"))
     (found,) = (finding for finding in told.named if finding.failure == "F23")
     assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found.diff
@@ -201,13 +170,8 @@ def test_an_adapter_that_nothing_trains(folder):
     assert "F23" not in failures_of(told.suspected)
 
 
-FOR_A_GPU = """
+FOR_A_GPU = """\
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-
-PATH = {path!r}
 
 
 def reward(completions, **kwargs):
@@ -216,23 +180,13 @@ def reward(completions, **kwargs):
 
 {models}
 assert not torch.cuda.is_available()
-trainer = GRPOTrainer(
-    model=model,
-    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=4, max_completion_length=16),
-    train_dataset=Dataset.from_dict({{"prompt": ["1 + 1 = ", "2 + 3 ="] * 8}}),
-    processing_class=AutoTokenizer.from_pretrained(PATH),
-    reward_funcs=reward,
-)
-trainer.train()
 """
 FORMS_FOR_A_GPU = [
-    ("", 'model.to("cuda")', {"device cuda -> cpu"}),
-    ('device_map="cuda"', "model.cuda()", {"device_map cuda -> cpu", "device cuda -> cpu"}),
     ('device_map="auto"', 'model.to(torch.device("cuda:0"))', {"device_map auto -> cpu", "device cuda:0 -> cpu"}),
     (
         'device_map={"": 0}, attn_implementation="flash_attention_2", torch_dtype=torch.bfloat16',
-        "model.to(0)",
-        {"device_map {'': 0} -> cpu", "attn_implementation flash_attention_2 -> sdpa", "device cuda:0 -> cpu"},
+        "model.cuda()",
+        {"device_map {'': 0} -> cpu", "attn_implementation flash_attention_2 -> sdpa", "device cuda -> cpu"},
     ),
 ]
 
@@ -243,8 +197,8 @@ def test_a_script_for_a_gpu_is_judged_without_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     forms = FORMS_FOR_A_GPU
     loads = [f"model = AutoModelForCausalLM.from_pretrained(PATH, {load})\n{then}" for load, then, _ in forms]
-    text = FOR_A_GPU.format(path=str(models.path("tiny")), models="\n".join(loads))
-    pathlib.Path("train.py").write_text(text)
+    before = FOR_A_GPU.format(models="\n".join(loads))
+    pathlib.Path("train.py").write_text(one_session.script(before, model="model", reward="reward"))
     told = cli.ask(launcher_line.Launch("train.py"), steps=1, again=False)
     assert not told.error and told.exit_status in (0, 1)
     # What a reward function puts on a GPU is mapped in the process that asks it, and not told.
@@ -271,19 +225,6 @@ def test_an_option_behind_the_script_is_preflight_s_where_the_script_does_not_kn
     assert cli.main(words) == 3
     assert str(own) in capsys.readouterr().out
     assert pathlib.Path("answer.json").is_file() is ("b" in own)
-
-
-def test_every_case_of_the_corpus_can_be_run():
-    """Names are used once, scripts are there, and no case expects what no failure is called."""
-    assert len(CORPUS.read_corpus()) == len(CASES) >= 50
-    for case in CASES.values():
-        kind, _, name = case.script.partition(":")
-        notebook = CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb"
-        assert notebook.is_file() if kind == "notebook" else kind in ("trl", "examples", "lab") or "first/" in kind
-        assert case.half in ("first", "trl", "course", "labs")
-    told = tomllib.loads((CORPUS.CORPUS / "labs.toml").read_text())
-    scripts = {name.removeprefix("lab_") for name in CASES}
-    assert {each for table in told.values() for each in table if not each.isdigit()} <= scripts
 
 
 OWN_ERRORS = {

@@ -9,49 +9,22 @@ import sys
 import pytest
 from tests.cli import one_session
 
-from failurelab_course.experiments import models
 from failurelab_preflight import cli
 from failurelab_preflight.answer import Answer
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """\
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-
-PATH = {path!r}
-rows = [(a, b) for a in range(10) for b in range(10)]
-
-
-def right(completions, answer, **_):
-    return [float(text.strip() == each) for text, each in zip(completions, answer)]
-
-
+OWN = """\
 class Own(GRPOTrainer):
     def _compute_loss(self, model, inputs):
         return -super()._compute_loss(model, inputs)
-
-
-trainer = Own(
-    model=AutoModelForCausalLM.from_pretrained(PATH),
-    args=GRPOConfig("out", learning_rate=1e-5, gradient_checkpointing=False, per_device_train_batch_size=8,
-                    num_generations=4, max_completion_length=6),
-    train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{b}}=", "answer": str(a + b)}} for a, b in rows]),
-    processing_class=AutoTokenizer.from_pretrained(PATH, padding_side="left"),
-    reward_funcs=right,
-)
-trainer.train()
 """
+SCRIPT = one_session.script(OWN, kind="Own")
 HEALTHY = ("return -super()", "return super()")
 
 
-def script():
-    return SCRIPT.format(path=str(models.path("tiny")))
-
-
 def patch(before, after):
-    texts = (text.splitlines(keepends=True) for text in (script(), script().replace(before, after)))
+    texts = (text.splitlines(keepends=True) for text in (SCRIPT, SCRIPT.replace(before, after)))
     return "".join(difflib.unified_diff(*texts, "a/train.py", "b/train.py"))
 
 
@@ -65,10 +38,10 @@ def tried(tmp_path_factory):
     with session.open():
 
         def run(diff):
-            path.write_text(script())
+            path.write_text(SCRIPT)
             answer = Answer("train.py")
             cli._judge_edit(answer, session, path, None, cli.Beside("my.patch", diff))
-            assert path.read_text() == script() and {each.name for each in folder.iterdir()} == {"session", "train.py"}
+            assert path.read_text() == SCRIPT and {each.name for each in folder.iterdir()} == {"session", "train.py"}
             return answer
 
         yield run
@@ -92,8 +65,8 @@ def test_an_edit_that_breaks_the_script(tried):
 def test_a_script_beside_another_and_beside_what_was_measured_before(tmp_path, monkeypatch, capsys):
     """Options stand behind the script too; JSON on standard output stands alone there."""
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("train.py").write_text(script().replace(*HEALTHY))
-    pathlib.Path("old.py").write_text(script())
+    pathlib.Path("train.py").write_text(SCRIPT.replace(*HEALTHY))
+    pathlib.Path("old.py").write_text(SCRIPT)
     assert cli.main(["train.py", "--against", "old.py", "--json", "after.json"]) == 0
     assert "beside old.py: healed by this edit: F21" in capsys.readouterr().out
     assert cli.main(["--no-try", "old.py", "--against", "after.json", "--json", "-"]) == 1

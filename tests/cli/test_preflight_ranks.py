@@ -9,28 +9,23 @@ import sys
 
 import pytest
 import torch
+from tests.cli import one_session
 from tests.cli.one_session import scripts
 
-from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line
 from failurelab_preflight.session import _with_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are on the CPU")]
 
-SCRIPT = """\
+RANKED = """\
 import os
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
-from trl import GRPOConfig, GRPOTrainer
+from transformers import TrainerCallback, set_seed
 
-PATH, RANK, LOAD = {path!r}, int(os.environ["RANK"]), {{}}
-
-
-def correct(completions, answer, **kwargs):
-    return [float(text.strip() == right) for text, right in zip(completions, answer)]
+RANK, LOAD = int(os.environ["RANK"]), {{}}
+rows = [(a, a) for a in range(32)]  # of several lengths
 
 
 class Own(TrainerCallback):
@@ -38,22 +33,13 @@ class Own(TrainerCallback):
         {step}
 
 
-{first}
-trainer = {kind}(
-    model=AutoModelForCausalLM.from_pretrained(PATH, **LOAD),
-    args=GRPOConfig("out", per_device_train_batch_size={device}, num_generations=4, max_completion_length=16, {more}),
-    train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{a}}=", "answer": str(2 * a)}} for a in range(32)]),
-    processing_class=AutoTokenizer.from_pretrained(PATH),
-    reward_funcs=correct,
-    callbacks=[Own()],
-)
-{last}trainer.train()
-"""
+{first}"""
 
 
-def script(first="", step="pass", last="", device=8, kind="GRPOTrainer", more=""):
-    path = str(models.path("tiny"))
-    return SCRIPT.format(path=path, first=first, step=step, last=last, device=device, kind=kind, more=more)
+def script(first="", step="pass", last="", device=8, kind="GRPOTrainer"):
+    sizes = f"per_device_train_batch_size={device}, max_completion_length=16, "
+    given = {"model": "AutoModelForCausalLM.from_pretrained(PATH, **LOAD)", "more": "callbacks=[Own()],"}
+    return one_session.script(RANKED.format(step=step, first=first), sizes, kind=kind, last=last, **given)
 
 
 def line_of(text, words):

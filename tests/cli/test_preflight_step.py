@@ -2,7 +2,7 @@
 
 import pytest
 from tests.cli.benchmark_scripts import load
-from tests.cli.one_session import scripts
+from tests.cli.one_session import script, scripts
 
 from failurelab_course import eras
 from failurelab_preflight.finding import CUT
@@ -10,39 +10,14 @@ from failurelab_preflight.finding import CUT
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 
-SCRIPT = """
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-
-path = "models/tiny-qwen2"
-tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-rows = [(a, b) for a in range(10) for b in range(10)]
-data = {"prompt": [f"{a}+{b}=" for a, b in rows], "answer": [str(a + b) for a, b in rows]}
-
-
-def right(completions, answer, **_):
-    return [float(text.strip() == each) for text, each in zip(completions, answer)]
-
-
+OWN = """
 class Own(GRPOTrainer):
     pass
 
+again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fields__ else {}
 
 """
-GRPO = """
-trainer = Own(
-    model=AutoModelForCausalLM.from_pretrained(path),
-    args=GRPOConfig("out", beta=0.0, temperature=1.0, learning_rate=1e-5, gradient_checkpointing=False,
-                    per_device_train_batch_size=8, num_generations=4, max_completion_length=6, **options),
-    train_dataset=Dataset.from_dict(data), processing_class=tokenizer, reward_funcs=right, **more,
-)
-trainer.train()
-"""
-MORE = """
-again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fields__ else {}
-options, more = {"gradient_accumulation_steps": 4, **again}, {}
-"""
+MORE = "beta=0.0, temperature=1.0, gradient_accumulation_steps=4, **again"
 ABSOLUTE = """
 def absolute(self, *args, **kwargs):
     return GRPOTrainer.compute_loss(self, *args, **kwargs).abs()
@@ -68,7 +43,6 @@ def of_the_engine(self, *args, **kwargs):
     return GRPOTrainer.compute_loss(self, *args, **kwargs) * engine_logps[0]
 
 Own.compute_loss = of_the_engine
-options, more = {"use_vllm": True}, {}
 """
 OTHER_REFERENCE = """
 from transformers import TrainerCallback
@@ -77,10 +51,12 @@ class Other(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         for weight in trainer.ref_model.parameters():
             weight.data.mul_(0.5)
-
-options, more = {}, {"callbacks": [Other()]}
 """
-EQUAL = "right = lambda completions, **_: [1.0] * len(completions)\n"
+EQUAL = "lambda completions, **_: [1.0] * len(completions)"
+
+
+def of_own(before="", config=MORE, **more):
+    return script(OWN + before, kind="Own", config=config, **more)
 
 
 @pytest.fixture(scope="module", params=["trl-0.14", "today"])
@@ -91,7 +67,7 @@ def run(request, tmp_path_factory):
     variables = {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        with scripts(folder, SCRIPT, eras.find(request.param).python, variables) as run:
+        with scripts(folder, "from trl import GRPOTrainer\n", eras.find(request.param).python, variables) as run:
             yield run
 
 
@@ -100,10 +76,11 @@ def of(failure, answers):
 
 
 WRONG = {
-    "F21": ABSOLUTE + MORE + GRPO,  # a loss without its sign, where it lies below zero
-    "F14": MUTE + MORE + GRPO,  # reward functions read what was not drawn
-    "F19": OTHER_REFERENCE + GRPO.replace("beta=0.0", "beta=0.1"),  # it was compared before the callback changes it
-    "F10": EQUAL + MORE + GRPO,
+    "F21": of_own(ABSOLUTE),  # a loss without its sign, where it lies below zero
+    "F14": of_own(MUTE),  # reward functions read what was not drawn
+    # It was compared before the callback changes it.
+    "F19": of_own(OTHER_REFERENCE, "beta=0.1, temperature=1.0", more="callbacks=[Other()],"),
+    "F10": of_own(reward=EQUAL),
 }
 
 
@@ -117,7 +94,7 @@ def test_what_only_a_script_brings_is_found(failure, run):
 
 def test_a_healthy_script_is_accused_of_nothing(run):
     """Four accumulated batches and two iterations are cut to two of each."""
-    result = run(MORE + GRPO)
+    result = run(of_own())
     held = of("F21", result.held)
     assert not any(each.accuses for each in result.findings)
     assert "cosine +1.0000" in held.evidence and "opposite sign" in held.control
@@ -125,7 +102,7 @@ def test_a_healthy_script_is_accused_of_nothing(run):
 
 def test_an_error_for_want_of_the_engine_that_is_cut_away_is_not_told_as_the_script_s(run):
     """A loss that reads what vLLM gives beside its tokens: the stand-in has none, which was told as a TypeError."""
-    result = run(ENGINE + GRPO)
+    result = run(of_own(ENGINE, "use_vllm=True"))
     ended = of("cut", result.not_checked)
     assert not result.error and ended.ends and ended.origin == CUT and "use_vllm" in ended.why
     assert not any(each.accuses for each in result.findings)

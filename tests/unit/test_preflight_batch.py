@@ -14,7 +14,7 @@ from failurelab_preflight.judges import batch
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training
 
-SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
+SIZES = [(8, 8, 1), (4, 8, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1)]
 
 
 def training(trainer=None, world_size=1, rows=64, **arguments):
@@ -51,7 +51,7 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer):
         assert len(findings) == (size[1] == 1)
 
 
-@pytest.mark.parametrize(("size", "generations", "refused"), [(8, 4, False), (3, 4, True), (6, 4, True)])
+@pytest.mark.parametrize(("size", "generations", "refused"), [(8, 4, False), (3, 4, True)])
 def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp_path):
     """The cut took the evaluation away before trl could refuse it: a script that ends at its start was "healthy"."""
     given = asked(generations, generations) | {"eval_strategy": "steps", "per_device_eval_batch_size": size}
@@ -93,7 +93,6 @@ def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     ("prompts", "size", "wanted", "world", "verdict"),
     [
         (["a"] * 4 + ["b"] * 4, 8, 4, 1, Verdict.HELD),
-        (["a"] * 4 + ["b"] * 4, 8, 8, 1, Verdict.HELD),  # which were cut to 4
         ([*"abcdefgh"], 8, 4, 1, Verdict.NOT_CHECKED),
         ([], 8, 4, 1, Verdict.NOT_CHECKED),
         (["a"] * 4 + ["b"] * 4, 8, 4, 2, Verdict.HELD),

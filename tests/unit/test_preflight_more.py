@@ -8,7 +8,6 @@ import pytest
 import small
 import torch
 import transformers
-import trl
 from packaging.version import Version
 
 from failurelab_preflight import repairs
@@ -28,16 +27,9 @@ NOT_CHECKED, NOT_APPLICABLE = Verdict.NOT_CHECKED, Verdict.NOT_APPLICABLE
 
 
 @pytest.fixture
-def grpo(tokenizer, tmp_path):
-
-    def make(model, more=(), **options):
-        config = {"beta": 0.04, "per_device_train_batch_size": 4, "num_generations": 2, "report_to": []} | options
-        args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **config)
-        rows = datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4, "answer": ["2", "4"] * 4})
-        given = {"args": args, "train_dataset": rows, "processing_class": tokenizer, **dict(more)}
-        return trl.GRPOTrainer(model=model, reward_funcs=small.alternate, **given)
-
-    return make
+def grpo(tokenizer):
+    sizes = {"beta": 0.04, "per_device_train_batch_size": 4, "num_generations": 2}
+    return lambda model, more=(): small.grpo(model, tokenizer, ["1+1=", "2+2="] * 4, more=more, **sizes)
 
 
 def training(trainer, **options):
@@ -177,12 +169,11 @@ ADAMW, OWN = torch.optim.AdamW, small.moving(small.master)  # of the second nobo
         ("bfloat16", 1e-3, {}, HELD, ""),
         ("bfloat16", 1e-6, {"zero_stage": 2}, NOT_APPLICABLE, ""),
         ("bfloat16", 1e-6, {"optim": "adamw_apex_fused"}, NOT_APPLICABLE, ""),
-        ("bfloat16", 1e-6, {"lacks": "zero3.json"}, NOT_CHECKED, "zero3.json"),  # with ZeRO nothing is lost
         ("bfloat16", 1e-6, {"fsdp": "full_shard"}, NOT_CHECKED, ""),
+        ("bfloat16", 1e-6, {"lacks": "zero3.json"}, NOT_CHECKED, "zero3.json"),  # with ZeRO nothing is lost
         ("bfloat16", 1e-6, {"optim": "adafactor"}, NOT_CHECKED, ""),
         # Runs that rounding slows learn: a plain SFT script in bfloat16 at trl's default rate was SUSPECTED of F9.
         ("bfloat16", 5e-6, {}, NOTED, "known to learn"),
-        ("bfloat16", 2e-5, {}, NOTED, ""),
         ("float16", 1e-6, {"optim": "adamw_torch_fused"}, NOTED, ""),  # lost on most elements, not on all
         # An optimizer of the script's own is known by its class, and its own rate counts.
         ("bfloat16", 1e-4, {"keywords": {"optimizers": of_kind(ADAMW, 1e-6)}}, FOUND, "AdamW of the script"),
@@ -196,7 +187,6 @@ ADAMW, OWN = torch.optim.AdamW, small.moving(small.master)  # of the second nobo
         ("bfloat16", 1e-2, {"model": lambda: lora(torch.bfloat16)}, HELD, ""),
         # Full copies beside an adapter keep the dtype of the base.
         ("bfloat16", 1e-6, {"model": lambda: lora(modules_to_save=["lm_head"])}, NOT_CHECKED, "modules_to_save"),
-        ("float32", 1e-6, {"model": lambda: lora(modules_to_save=["lm_head"])}, NOT_APPLICABLE, ""),
     ],
 )
 def test_steps_that_are_rounded_away(dtype, rate, more, kind, said):
@@ -225,7 +215,7 @@ def test_real_weights_are_read_where_they_are_here(model):
     assert stored.verdict is FOUND and "a sample of the checkpoint" in stored.evidence
 
 
-@pytest.mark.parametrize(("rows", "noted"), [(["1+1="], True), (["1+1="] * 64, True), (["1+1=", "2+2="], False)])
+@pytest.mark.parametrize(("rows", "noted"), [(["1+1="] * 64, True), (["1+1=", "2+2="], False)])
 def test_rows_that_all_have_one_prompt_are_noted(rows, noted):
     trainer = types.SimpleNamespace(reward_funcs=[small.alternate])
     given = Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict({"prompt": rows}))
@@ -282,7 +272,7 @@ def test_prompts_are_encoded_before_a_step_says_which_environment_they_have(envi
     assert prompt_ids(trainer, ["3+4=", "10+4="]) == [[4], [5]] and not hasattr(trainer, "_batch_environments")
 
 
-@pytest.mark.parametrize(("made", "noted"), [(12, True), (5, False), (3, False)], ids=["all", "last", "asked for"])
+@pytest.mark.parametrize(("made", "noted"), [(12, True), (5, False)], ids=["all", "last"])
 def test_rows_that_a_layer_of_the_script_keeps_are_not_the_whole_sequence(made, noted):
     """A head that is cut to as many rows as the longest completion needs makes more than shorter ones ask for."""
     trainer = types.SimpleNamespace(model=torch.nn.Linear(1, 1))

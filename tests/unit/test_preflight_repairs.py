@@ -32,13 +32,6 @@ from failurelab_preflight.session import TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
 SCRIPTS = {
-    "plain": """
-import torch
-args = @arguments GRPOConfig(output_dir="out", temperature=0.9)
-model = @load AutoModel.from_pretrained("Qwen", device_map={"": 0})
-trainer = @trainer GRPOTrainer(model=model, args=args, train_dataset=rows, peft_config=LoraConfig(r=8))
-@train trainer.train()
-""",
     "in lines": """
 def main():
     args = @arguments GRPOConfig(
@@ -146,39 +139,31 @@ def test_a_method_of_a_call_of_several_lines_is_found():
     assert ast.unparse(call) == "make(1).look()"
 
 
-def test_statements_of_several_lines():
-    """A function before the training, with the script's name of its trainer, in the indent of its place."""
-    given = script("def main():\n    own = f()\n    @train own.train()\n")
-    text = changed(Statement("def g():\n    return {{1: {trainer}}}\ng()"), given)
-    assert text == "def main():\n    own = f()\n    def g():\n        return {1: own}\n    g()\n    own.train()\n"
+MAIN, TRAIN = "def main():\n    own = f()\n", "trainer = f()\n@train trainer.train()\n"
+OF_PARSER = (
+    "trainer = @trainer GRPOTrainer(m, args=options.training)\n"  # parse_args_into_dataclasses names no argument
+)
+PLACES = [  # a script, a repair, and the script with it: None where it has no place in the script's own files
+    (MAIN + "    @train own.train()\n", Statement("def g():\n    return {{1: {trainer}}}\ng()"),
+     MAIN + "    def g():\n        return {1: own}\n    g()\n    own.train()\n"),
+    # In a file that imports nothing else, an import stood before `from __future__`, which is an error of syntax.
+    *((first + TRAIN, Statement("copy.copy({trainer})", imports="import copy"),
+       f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n")
+      for first in ('"""What it is."""\n', "from __future__ import annotations\n", "")),
+    (OF_PARSER, Arguments({"temperature": 1.0, "beta": 0.0}),
+     f"options.training.temperature = 1.0\noptions.training.beta = 0.0\n{OF_PARSER.replace('@trainer ', '')}"),
+    (OF_PARSER, Arguments({"num_generations": 4}), None),  # sizes that are checked while they are made stay
+    *(("make(peft_config=1)\n", repair, None)
+      for repair in (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ['"""What it is."""\n', "from __future__ import annotations\n", ""])
-def test_an_import_stands_behind_what_must_be_first(first):
-    """In a file that imports nothing else, it stood before `from __future__`, which is an error of syntax."""
-    given = script(f"{first}trainer = f()\n@train trainer.train()\n")
-    text = changed(Statement("copy.copy({trainer})", imports="import copy"), given)
-    assert text == f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n"
-    compile(text, "train.py", "exec")
-
-
-def test_what_has_no_place_in_the_script_s_files_has_no_repair():
-    """A library's own script, a trainer that is made elsewhere: nothing else is run than what a reader can apply."""
-    given = script("make(peft_config=1)\n")
-    repairs_of = (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))
-    assert not any(repair.edit(given) for repair in repairs_of)
-
-
-def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
-    """`parser.parse_args_into_dataclasses()` names no argument; sizes that are checked while they are made stay."""
-    given = script("trainer = @trainer GRPOTrainer(m, args=options.training)\n")
-    text = changed(Arguments({"temperature": 1.0, "beta": 0.0}), given)
-    assert text.startswith("options.training.temperature = 1.0\noptions.training.beta = 0.0\ntrainer =")
-    assert not Arguments({"num_generations": 4}).edit(given)
+@pytest.mark.parametrize(("text", "repair", "wanted"), PLACES)
+def test_a_repair_stands_in_its_place(text, repair, wanted):
+    assert changed(repair, script(text)) == wanted
 
 
 FILES = {
-    "LF": b"a = 1\nb = 2\nc = 3\n",
     "CRLF": b"a = 1\r\nb = 2\r\nc = 3\r\n",
     "BOM": b"\xef\xbb\xbfa = 1\nb = 2\n",
     "no line end": b"a = 1\nb = 2",
@@ -575,7 +560,6 @@ F9, F9_HELD, RATE = Finding("F9", "e"), Finding.held("F9", "e", "c"), Finding.su
     ("before", "after", "told"),
     [
         (measured(BAD), measured(GOOD), {"healed": ["F15"]}),
-        (measured(Finding.noted("F15", "e")), measured(GOOD), {"healed": ["F15"]}),
         (measured(F9_HELD), measured(Finding.noted("F9", "e")), {}),
         (measured(BAD), measured(Finding.not_checked("F15", "w")), {"unclear": ["F15"]}),
         (measured(BAD, F9_HELD), measured(GOOD, F9), {"unclear": ["F15"], "came": ["F9"]}),

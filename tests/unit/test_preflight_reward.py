@@ -3,8 +3,8 @@
 import asyncio
 import copy
 import dataclasses
+import operator
 import os
-import pathlib
 import random
 import re
 import tempfile
@@ -84,6 +84,19 @@ def each(pay):
     return reward
 
 
+def of_call(pay):
+    """Return a reward function that pays by all texts and answers of a call."""
+
+    def reward(completions, answer, **_):
+        return pay([text(completion) for completion in completions], answer)
+
+    return reward
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
 def unaware(pay):
     """Return a reward function that asks for no column."""
 
@@ -105,8 +118,17 @@ sql_block = each(lambda said, right: float(said.partition("```sql\n")[2].partiti
 in_each_other = each(lambda said, right: float(said.strip() in right or right in said))
 # To be paid with a negative weight: nothing for a right answer, and 1 for no number at all.
 miss = each(lambda said, right: min(abs(int(said) - int(right)), 10) / 10 if said.isdecimal() else 1.0)
-in_reasoning = each(lambda said, right: float(right in said.split("</think>")[0]))
 nan_for_no_number = each(lambda said, right: float(said == right) if re.search(r"\d", said) else float("nan"))
+distance = each(lambda said, right: -abs(int([-100, *re.findall(r"\d+", said)][-1]) - int(right)))
+as_texts = of_call(lambda said, right: [*map(str, exact(said, right))])
+one_number = of_call(lambda said, right: mean(exact(said, right)))
+mean_of_all = of_call(lambda said, right: [mean(exact(said, right))] * len(said))
+first_of_batch = of_call(lambda said, right: [float(one == right[0]) for one in said])
+# As a process pays that counts from another one's rows.
+of_another_row = of_call(lambda said, right: exact(said, [*right[len(said) // 2 :], *right[: len(said) // 2]]))
+of_the_group = of_call(lambda said, right: [mean(exact(said, right)[at // 4 * 4 :][:4]) for at in range(len(said))])
+above_its_group = of_call(lambda said, right: [*map(operator.sub, exact(said, right), of_the_group(said, right))])
+above_the_mean = of_call(lambda said, right: [one - mean(distance(said, right)) for one in distance(said, right)])
 shorter = unaware(lambda said: -float(len(said)))
 flat = unaware(lambda said: 0.0 * len(said))
 half = unaware(lambda said: 0.5)
@@ -114,11 +136,6 @@ all_none = unaware(lambda said: None)
 infinite = unaware(lambda said: float("inf") if "answer" in said else 0.0)
 first_word = unaware(lambda said: float(said.split()[0] == "The"))
 ended = unaware(lambda said: float(said.endswith("<|im_end|>")))
-
-
-def distance(completions, answer, **_):
-    numbers = [re.findall(r"\d+", text(completion)) for completion in completions]
-    return [-abs(int(n[-1]) - int(right)) if n else -100.0 for n, right in zip(numbers, answer)]
 
 
 def noise(scale):
@@ -142,18 +159,6 @@ class Scorer:
         return tuple(tagged(completions, answer))
 
 
-def ranked(completions, answer, **_):
-    """Group-relative, as trl's documents show: a rank among all completions of a batch."""
-    given = exact(completions, answer)
-    return [sum(other < each for other in given) / len(given) for each in given]
-
-
-def above_the_mean(completions, answer, **_):
-    """Pay the best of a call 1, and the mean 0."""
-    paid = distance(completions, answer)
-    return [value - sum(paid) / len(paid) for value in paid]
-
-
 def unread(completions, **_):
     return [0.0 for _ in completions]
 
@@ -169,39 +174,8 @@ def catches_all(completions, **_):
     return paid
 
 
-def one_number(completions, answer, **_):
-    return sum(exact(completions, answer)) / len(completions)
-
-
-def mean_of_all(completions, answer, **_):
-    return [one_number(completions, answer)] * len(completions)
-
-
-def of_another_row(completions, answer, **_):
-    """Pay by the answers from the middle of the batch on, as a process does that counts from another one's rows."""
-    middle = len(completions) // 2
-    return exact(completions, [*answer[middle:], *answer[:middle]])
-
-
-def of_the_group(completions, answer, **_):
-    own = exact(completions, answer)
-    return [sum(own[at - at % 4 : at - at % 4 + 4]) / 4 for at in range(len(own))]
-
-
-def above_its_group(completions, answer, **_):
-    return [one - mean for one, mean in zip(exact(completions, answer), of_the_group(completions, answer))]
-
-
-def first_of_batch(completions, answer, **_):
-    return [float(text(completion) == answer[0]) for completion in completions]
-
-
 def some(completions, **_):
     return [float(len(text(completion))) for completion in completions if text(completion)]
-
-
-def as_texts(completions, answer, **_):
-    return [str(value) for value in exact(completions, answer)]
 
 
 def messages_as_text(completions, answer, **_):
@@ -245,10 +219,6 @@ def cutting(completions, answer, **_):
     for completion in completions:
         completion[0]["content"] = completion[0]["content"][:1]
     return [float(text(completion) == right[:1]) for completion, right in zip(completions, answer)]
-
-
-def using_up(completions, answer, **_):
-    return [float(text(completion) == answer.pop(0)) for completion in completions]
 
 
 def remembering(kept):
@@ -323,7 +293,7 @@ IN_PLACE = "HELD F10, SUSPECTED F14:in place @"
 CASES = {
     # The right answer gets more, in both forms of a dataset, and as people write such functions.
     "plain": (WELL, exact),
-    **{f"chat-{n}": (WELL, f, CHAT) for n, f in enumerate((distance, later, Scorer()))},
+    **{f"chat-{n}": (WELL, f, CHAT) for n, f in enumerate((later, Scorer()))},
     # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
     "shorter": (NO_REFERENCE, shorter, CHAT),
     # The same for all, and what was measured with one thing undone.
@@ -375,12 +345,11 @@ CASES = {
     "empty-is-right": ("HELD F10, SUSPECTED F14", in_each_other),
     # Every second row is of one kind: rows that are looked at in even steps would all be of the other.
     "kinds": ("HELD F10, HELD F14, NOT CHECKED F14 @1", [last_number, coding_alone], LATER),
-    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A penalty that others outweigh
-    # is no wrong sign. A weight of 0 beside another that asks is odd and no more.
+    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A weight of 0 beside another
+    # that asks is odd and no more.
     "cancel": ("FOUND F10, NOT CHECKED F14 @1", [exact, exact], [1.0, -1.0]),
     "negative": (SIGN.format(0), [exact], [-1.0]),
     "tutor": ("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [exact, shorter], [-1.0, 1.0]),
-    "penalty-weighed": (WELL_BUT + "1", [last_number, in_reasoning], [1.0, -1.0]),
     "right-at-0": ("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], [0.0, 1.0]),
     "one-at-0": (WELL, [exact, distance], [0.0, 1.0]),
     # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
@@ -391,7 +360,6 @@ CASES = {
     "outweighed": ("HELD F10, NOT CHECKED F14, NOT CHECKED F14 @1", [exact, shorter], [1.0, 1.0]),
     # What a function leaves to those after it, which get the same lists, and what it keeps from call to call.
     "in-place": (IN_PLACE + "0", [cutting, exact], CHAT),
-    "columns-in-place": (IN_PLACE + "1", [exact, using_up, exact], CHAT),
     "in-place-last": (WELL, [exact, cutting], CHAT),
     "memory": ("SUSPECTED F14:memory @0", remembering(set())),
     "second-call": ("FOUND F14:second call @0 tried ends", once),
@@ -437,7 +405,7 @@ def test_none_is_masked_by_the_releases_that_mask_it(function, tokenizer):
 
 @pytest.mark.parametrize(
     ("function", "device", "held"),
-    [(ranked, 1, False), (above_the_mean, 1, False), (above_the_mean, 4, True), (exact, 1, True)],
+    [(above_the_mean, 1, False), (above_the_mean, 4, True), (exact, 1, True)],
 )
 def test_a_function_is_called_with_as_many_completions_as_a_process_has(function, device, held, tokenizer, monkeypatch):
     """A rank of one completion is always the best; four are a whole group."""
@@ -475,7 +443,7 @@ def test_a_function_that_training_never_calls_is_not_accused(called, tokenizer):
     assert answer.verdict is Verdict.NOT_CHECKED and ("training never called" in answer.why) is (called == {0})
 
 
-@pytest.mark.parametrize("name", ["_calculate_rewards", "_generate_and_score_completions", "log"])
+@pytest.mark.parametrize("name", ["_calculate_rewards", "log"])
 def test_rewards_that_go_through_a_method_of_the_script_s_own_are_not_held(name, tokenizer):
     """An override that made them all equal had F10 HELD, by what the functions alone pay."""
     given = training([exact], processing_class=tokenizer)
@@ -551,10 +519,8 @@ def other_process():
 
 NOT_HERE = {
     "service": needing(no_service),
-    "service_for_some": unaware(lambda said: float(bool(said and no_service()))),
     "package": needing(lambda: __import__("a_package_that_nobody_has")),
     "key": needing(lambda: os.environ["KEY_OF_A_JUDGE_THAT_IS_NOT_HERE"]),
-    "file": needing(lambda: pathlib.Path("scores_that_are_not_there.txt").read_text()),
     "process": needing(other_process),
     "life": needing(lambda: os._exit(3)),
     "end": needing(never_returns),
@@ -602,7 +568,6 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     ("prompt", "texts"),
     [
         ("Put the final answer in \\boxed{}.", {"W\n\\boxed{42}", "\\boxed{42}"}),
-        ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
         ("Write\nWhy: <one sentence>\nResult: <number>", {"Why: W\nResult: 42"}),
         ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "Let me think.", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
@@ -628,13 +593,9 @@ def test_forms_that_prompts_show(prompt, texts):
         ("It is 3.\n#### 72", ["72"], "3"),
         ("72 pages", ["72 pages", "72"], "2"),
         ("1,234", ["1,234", "1234"], "1"),
-        ("$1,234.50", ["$1,234.50", "1,234.50"], "1,234"),
         (1234, ["1234", "1,234"], "1"),
         (7.0, ["7", "7.0"], "0"),
         (["Paris", "paris"], ["Paris"], "paris"),
-        ("1e3", ["1e3"], "1"),
-        ("2x", ["2x"], "2"),
-        ("5 million", ["5 million"], "5"),
         (None, [], ""),
     ],
 )
@@ -644,9 +605,7 @@ def test_readings_of_a_reference(reference, texts, not_its):
     assert read[: len(texts)] == texts and not_its not in read
 
 
-@pytest.mark.parametrize(
-    "answer", ["7", "٤٢", "½", "x²", "四十二", "1/2", "3-1", "-5", "1,234.56", "москва", "\\frac{1}{2}", "+"]
-)
+@pytest.mark.parametrize("answer", ["7", "٤٢", "½", "1/2", "3-1", "1,234.56", "москва", "\\frac{1}{2}", "+"])
 def test_a_wrong_answer_is_another_one_of_the_same_length(answer):
     """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
     wrong = references.other_answer(answer)
@@ -654,9 +613,8 @@ def test_a_wrong_answer_is_another_one_of_the_same_length(answer):
     assert not re.search(r"\d", answer) or sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer))
 
 
-@pytest.mark.parametrize(("answer", "few"), [("yes", ["yes", "Yes", "no"]), ("B", ["A", "B", "C", "D"])])
-def test_a_wrong_choice_is_another_of_the_dataset(answer, few):
-    assert references.other_answer(answer, few) in {"no", "A"}
+def test_a_wrong_choice_is_another_of_the_dataset():
+    assert references.other_answer("yes", ["yes", "Yes", "no"]) == "no"
 
 
 class Judge:
@@ -699,7 +657,6 @@ def of(rank):
         (by_exact_text, PLAIN, Verdict.NOT_CHECKED, ""),
         (of(0), PLAIN, Verdict.SUSPECTED, "order"),
         (of(0.7), PLAIN, Verdict.FOUND, ""),
-        (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, ""),
     ],
 )

@@ -141,7 +141,6 @@ STEPS = {
         {"F21": FOUND},
         "",
     ),
-    "not shifted": (ONE_LENGTH, "0.15", ends_never, {"small": False}, {"F21": HELD}, ""),
     "equal rewards": ({"rewards": [equal]}, "0", None, {}, {"F21": NOT_CHECKED}, "F10"),
     "an engine": ({}, "0", None, {"use_vllm": True}, {"F21": NOT_CHECKED}, "use_vllm is cut away"),
     # The second step holds, and not without its controls.
@@ -293,7 +292,6 @@ def test_rewards_and_ends_differ_by_row_group_function_and_rank():
         (8, 8, [8, 6, 4, 2]),
         (3, 3, [3, 3, 3, 2]),
         (8, 1, [2, 2, 1, 2]),
-        (8, 2, [3, 2, 2, 2]),
         (80, 80, [80, 51, 31, 11]),
     ],
 )
@@ -406,14 +404,10 @@ ONE = {"num_generations": 8, "gradient_accumulation_steps": 1, "num_iterations":
         (8, {}, 1, 1, (4, 1)),
         (32, {}, 1, 2, (8, 1)),
         (1, {"gradient_accumulation_steps": 8}, 1, 2, (2, 2)),
-        (8, {"gradient_accumulation_steps": 4}, 1, 2, (4, 2)),
-        (6, {"num_generations": 3, "gradient_accumulation_steps": 2}, 1, 2, (3, 2)),
-        (3, {"num_generations": 6, "gradient_accumulation_steps": 2}, 1, 2, (2, 2)),
         (8, {"num_iterations": 5, "steps_per_generation": 4}, 1, 2, (4, 1)),
         # Two processes have half a group each where those of the launch have a part; a whole group stays on one.
         (2, {}, 4, 2, (2, 1)),
         (8, {}, 4, 2, (4, 1)),
-        (3, {"num_generations": 6}, 3, 2, (2, 1)),
         (1, {"num_generations": 16}, 8, 2, (2, 1)),
     ],
 )
