@@ -645,7 +645,7 @@ LINES = {  # and the script, how many processes are started, and the ZeRO stage
     "trl grpo --config x.yaml --num_processes 4 --lr 1": ("trl.scripts.grpo", 4, 0),
     # trl's own file of that name says eight processes
     "trl dpo --accelerate_config zero3 --lr 1": ("trl.scripts.dpo", 8, 3),
-    "trl dpo --config two.yaml --num_processes 4 --accelerate_config zero3.yaml --lr 1": ("trl.scripts.dpo", 4, 3),
+    "trl dpo --num_processes 4 --config two.yaml --accelerate_config zero3.yaml --lr 1": ("trl.scripts.dpo", 4, 3),
     "trl grpo --config sharded.yaml --lr 1": ("trl.scripts.grpo", 4, 3),
     "trl sft --use_deepspeed --zero_stage 3 --num_processes 2 --lr 1": ("trl.scripts.sft", 2, 3),
     "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3 torchrun --nproc_per_node 2 t.py": ("t.py", 2, 3),
@@ -694,7 +694,7 @@ def test_launchers_lines_are_read(kind, line, script, size, stage, tmp_path, mon
 def test_what_a_launcher_does_not_take_is_one_line(tmp_path, monkeypatch, read):
     """A launcher's own parser says why, also of a file that it reads; another launcher gets what can be done."""
     monkeypatch.chdir(tmp_path)
-    texts = {"broken.yaml": "{", "below.yaml": "distributed_type: 'MULTI_CPU'\nnum_processes: -1"}
+    texts = {"broken.yaml": "{", "list.yaml": "- 1", "below.yaml": "distributed_type: 'MULTI_CPU'\nnum_processes: -1"}
     for name, text in texts.items():
         pathlib.Path(name).write_text(text)
     lines = {
@@ -702,6 +702,7 @@ def test_what_a_launcher_does_not_take_is_one_line(tmp_path, monkeypatch, read):
         "accelerate launch --config_file below.yaml t.py": "num_processes",
         "accelerate launch --multi_gpu --num_processes 1 t.py": "at least 2 processes",
         "trl grpo --config broken.yaml": r"broken.yaml cannot be read \(it is no YAML",
+        "trl grpo --config list.yaml": r"list.yaml cannot be read \(it is no YAML",
         "torchrun --nnodes x t.py": "'x' is no number",
         "WORLD_SIZE=0 python t.py": "WORLD_SIZE=0",
         "trl": "trains nothing",
@@ -750,7 +751,7 @@ def test_what_a_launch_asks_for_beside_processes_is_kept_or_told(tmp_path, monke
 
 @pytest.mark.parametrize(
     "line",
-    ["uv run --frozen t.py --x", "A=1 srun --gpus=2 uv run t.py --x", "env A=1 time t.py --x"],
+    ["nohup A=1 t.py --x", "uv run --frozen t.py --x", "A=1 srun --gpus=2 uv run t.py --x", "env A=1 time t.py --x"],
 )
 def test_what_starts_a_launcher_is_passed_over(line, read):
     """As lines stand in the scripts of clusters: it was said that nohup is no launcher, and nothing was judged."""
