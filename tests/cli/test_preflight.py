@@ -8,13 +8,11 @@ import subprocess
 import sys
 
 import pytest
-import tomllib
 import torch
 from tests.cli import one_session
 from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
-from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line
 from failurelab_preflight.answer import Answer
 
@@ -25,7 +23,6 @@ ONE_OF_EACH = [
     "misaligned_and_temperature",  # F3b, and F15 noted
     "trl_grpo_015",  # none: F15 is noted, with a reward model and the script that trl itself has
     "qlora_current_device",  # F5
-    "batch_today",  # F22
 ]
 
 
@@ -96,17 +93,12 @@ def make(model):
 }
 
 
-def write_two_files(newline):
-    for name, text in TWO_FILES.items():
-        path = pathlib.Path(name)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(text.replace("\n", newline).encode())
-
-
 def test_a_failure_in_two_files_and_what_its_release_does(folder):
     """F2 ends the run; F15, which the release does to everybody, is noted. The patch heals; CRLF and a BOM stay."""
-    write_two_files("\r\n")
-    before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
+    before = {name: text.replace("\n", "\r\n").encode() for name, text in TWO_FILES.items()}
+    pathlib.Path("src").mkdir()
+    for name, contents in before.items():
+        pathlib.Path(name).write_bytes(contents)
     words = ["--python", str(eras.find("trl-0.15").python), "--json", "answer.json", "--all", "--diff", "fix.diff"]
     words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
     assert cli.main(words) == 1
@@ -149,57 +141,28 @@ def test_a_script_that_does_more_than_train_is_run_again_with_try_alone(folder):
     assert any("did not do the same" in note for note in told.notes) and int(pathlib.Path("count.txt").read_text()) > 1
 
 
-NEVER_RIGHT = """
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-
-
-def as_chat(row):
-    return {{"prompt": [{{"role": "user", "content": row["sum"]}}]}}
-
-
-def reward(completions, **kwargs):
-    return [0.0 for _ in completions]
-
-
-if __name__ == "__main__":
-    rows = Dataset.from_list([{{"sum": f"{{number}}+1="}} for number in range(16)]).map(as_chat, num_proc=2)
-    args = GRPOConfig("out", report_to="none")
-    GRPOTrainer(model={path!r}, reward_funcs=reward, args=args, train_dataset=rows).train()
-"""
-
-
 def test_processes_of_the_run_are_no_effects(tmp_path, own_processes):
     """They were told as the script's: it "connects to" its own processes. Nothing was tried."""
-    (tmp_path / "train.py").write_text(NEVER_RIGHT.format(path=str(models.path("tiny"))))
+    mapped = "Dataset.from_list([{'a': 1}] * 16).map(dict, num_proc=2)\n"
+    never_right = "lambda completions, **_: [0.0] * len(completions)"
+    (tmp_path / "train.py").write_text(one_session.script(mapped, reward=never_right))
     line = f"{sys.executable} -m failurelab preflight train.py > answer.txt 2>&1"
     subprocess.run(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     answer = (tmp_path / "answer.txt").read_text()
     assert "1 suspected (F10)" in answer and "--try" not in answer
 
 
-FROZEN = """
-from datasets import load_dataset
+FROZEN = """\
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
 
-model = AutoModelForCausalLM.from_pretrained("models/tiny-qwen2")
+model = AutoModelForCausalLM.from_pretrained(PATH)
 model = PeftModel.from_pretrained(model, "adapters/sft")
-trainer = GRPOTrainer(
-    model=model,
-    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=8),
-    train_dataset=load_dataset("json", data_files="data/sums.jsonl", split="train"),
-    processing_class=AutoTokenizer.from_pretrained("models/tiny-qwen2"),
-    reward_funcs=lambda completions, answer, **_: [float(c.strip() == a) for c, a in zip(completions, answer)],
-)
-trainer.train()
 """
 
 
 def test_an_adapter_that_nothing_trains(folder):
     """With is_trainable=True all of its tensors are in the optimizer."""
-    pathlib.Path("train.py").write_text(FROZEN)
+    pathlib.Path("train.py").write_text(one_session.script(FROZEN, model="model"))
     told = cli.ask(launcher_line.Launch("train.py"))
     (found,) = (finding for finding in told.named if finding.failure == "F23")
     assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found.diff
@@ -207,13 +170,8 @@ def test_an_adapter_that_nothing_trains(folder):
     assert "F23" not in failures_of(told.suspected)
 
 
-FOR_A_GPU = """
+FOR_A_GPU = """\
 import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-
-PATH = {path!r}
 
 
 def reward(completions, **kwargs):
@@ -222,23 +180,13 @@ def reward(completions, **kwargs):
 
 {models}
 assert not torch.cuda.is_available()
-trainer = GRPOTrainer(
-    model=model,
-    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=4, max_completion_length=16),
-    train_dataset=Dataset.from_dict({{"prompt": ["1 + 1 = ", "2 + 3 ="] * 8}}),
-    processing_class=AutoTokenizer.from_pretrained(PATH),
-    reward_funcs=reward,
-)
-trainer.train()
 """
 FORMS_FOR_A_GPU = [
-    ("", 'model.to("cuda")', {"device cuda -> cpu"}),
-    ('device_map="cuda"', "model.cuda()", {"device_map cuda -> cpu", "device cuda -> cpu"}),
     ('device_map="auto"', 'model.to(torch.device("cuda:0"))', {"device_map auto -> cpu", "device cuda:0 -> cpu"}),
     (
         'device_map={"": 0}, attn_implementation="flash_attention_2", torch_dtype=torch.bfloat16',
-        "model.to(0)",
-        {"device_map {'': 0} -> cpu", "attn_implementation flash_attention_2 -> sdpa", "device cuda:0 -> cpu"},
+        "model.cuda()",
+        {"device_map {'': 0} -> cpu", "attn_implementation flash_attention_2 -> sdpa", "device cuda -> cpu"},
     ),
 ]
 
@@ -249,8 +197,8 @@ def test_a_script_for_a_gpu_is_judged_without_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     forms = FORMS_FOR_A_GPU
     loads = [f"model = AutoModelForCausalLM.from_pretrained(PATH, {load})\n{then}" for load, then, _ in forms]
-    text = FOR_A_GPU.format(path=str(models.path("tiny")), models="\n".join(loads))
-    pathlib.Path("train.py").write_text(text)
+    before = FOR_A_GPU.format(models="\n".join(loads))
+    pathlib.Path("train.py").write_text(one_session.script(before, model="model", reward="reward"))
     told = cli.ask(launcher_line.Launch("train.py"), steps=1, again=False)
     assert not told.error and told.exit_status in (0, 1)
     # What a reward function puts on a GPU is mapped in the process that asks it, and not told.
@@ -265,6 +213,7 @@ def test_a_script_for_a_gpu_is_judged_without_one(tmp_path, monkeypatch):
         (["train.py", "--json", "a"], "parser.add_argument('--json')", ["--json", "a"]),
         (["train.py", "--diff", "a"], "", ["--diff", "a"]),  # every other option is the script's
         (["--", "train.py", "--json", "a"], "", ["--json", "a"]),
+        (["train.py", "--edit", "a", "--steps", "7"], "class Own:\n    edit : str", ["--edit", "a", "--steps", "7"]),
     ],
 )
 def test_an_option_behind_the_script_is_preflight_s_where_the_script_does_not_know_it(
@@ -276,23 +225,6 @@ def test_an_option_behind_the_script_is_preflight_s_where_the_script_does_not_kn
     assert cli.main(words) == 3
     assert str(own) in capsys.readouterr().out
     assert pathlib.Path("answer.json").is_file() is ("b" in own)
-
-
-def test_every_case_of_the_corpus_can_be_run():
-    """Names are used once, scripts are there, and no case expects what no failure is called."""
-    names = [case.name for case in CORPUS.read_corpus()]
-    assert len(names) == len(set(names)) >= 50
-    for case in CORPUS.read_corpus():
-        kind, _, name = case.script.partition(":")
-        there = (
-            (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
-            if kind == "notebook"
-            else kind in ("trl", "examples", "lab") or case.script.startswith("first/")
-        )
-        assert there and case.half in ("first", "trl", "course", "labs")
-    told = tomllib.loads((CORPUS.CORPUS / "labs.toml").read_text())
-    scripts = {each.removeprefix("lab_") for each in names}
-    assert {each for table in told.values() for each in table if not each.isdigit()} <= scripts
 
 
 OWN_ERRORS = {
@@ -326,6 +258,12 @@ def test_a_script_that_cannot_be_asked_is_one_line(tmp_path, monkeypatch):
         assert "\n" not in errors[text] and "SystemExit" not in errors[text]
 
 
+KEYS = """
+    findings noted suspected held not_applicable not_checked failures figures in_force schema failurelab seed measured
+    compared error script_sha256 versions
+"""
+
+
 def test_answers_for_a_machine_and_the_exit_status(tmp_path):
     """What is not there, and a syntax error: JSON is written all the same."""
     (tmp_path / "broken.py").write_text("a = (\n")
@@ -339,19 +277,7 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         )
         assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
-        lists = {
-            "findings",
-            "noted",
-            "suspected",
-            "held",
-            "not_applicable",
-            "not_checked",
-            "failures",
-            "figures",
-            "in_force",
-        }
-        run = {"schema", "failurelab", "seed", "measured", "compared", "error", "script_sha256"}
-        assert set(told) == lists | run | {"versions"} and told["error"] is True
+        assert set(told) == set(KEYS.split()) and told["error"] is True
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):

@@ -9,107 +9,55 @@ import sys
 import pytest
 from tests.cli import one_session
 
-from failurelab_course.experiments import models
 from failurelab_preflight import cli
 from failurelab_preflight.answer import Answer
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """\
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-
-PATH = {path!r}
-rows = [(a, b) for a in range(10) for b in range(10)]
-
-
-def right(completions, answer, **_):
-    return [float(text.strip() == each) for text, each in zip(completions, answer)]
-
-
+OWN = """\
 class Own(GRPOTrainer):
     def _compute_loss(self, model, inputs):
         return -super()._compute_loss(model, inputs)
-
-
-trainer = Own(
-    model=AutoModelForCausalLM.from_pretrained(PATH),
-    args=GRPOConfig("out", learning_rate=1e-5, gradient_checkpointing=False, per_device_train_batch_size=8,
-                    num_generations=4, max_completion_length=6),
-    train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{b}}=", "answer": str(a + b)}} for a, b in rows]),
-    processing_class=AutoTokenizer.from_pretrained(PATH, padding_side="left"),
-    reward_funcs=right,
-)
-trainer.train()
 """
+SCRIPT = one_session.script(OWN, kind="Own")
 HEALTHY = ("return -super()", "return super()")
-RATE = ("learning_rate=1e-5", "learning_rate=1e-4")
 
 
-def script():
-    return SCRIPT.format(path=str(models.path("tiny")))
-
-
-def patch(*changes, text=None):
-    old = new = text or script()
-    for before, after in changes:
-        new = new.replace(before, after)
-    lines = difflib.unified_diff(*(each.splitlines(keepends=True) for each in (old, new)), "a/train.py", "b/train.py")
-    return "".join(lines)
+def patch(before, after):
+    texts = (text.splitlines(keepends=True) for text in (SCRIPT, SCRIPT.replace(before, after)))
+    return "".join(difflib.unified_diff(*texts, "a/train.py", "b/train.py"))
 
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    """Return a function that tries a patch of a script: all in one session, for the libraries' imports take long."""
+    """Return a function that tries a patch of the script: all in one session, for the libraries' imports take long."""
     folder = tmp_path_factory.mktemp("edit")
     path = folder / "train.py"
     path.write_text("from trl import GRPOTrainer\n")
     session = one_session.session_of(path, folder / "session", sys.executable, {}, limit=3000)
     with session.open():
 
-        def run(text, diff):
-            path.write_text(text)
+        def run(diff):
+            path.write_text(SCRIPT)
             answer = Answer("train.py")
             cli._judge_edit(answer, session, path, None, cli.Beside("my.patch", diff))
-            assert path.read_text() == text and sorted(each.name for each in folder.iterdir()) == [
-                "session",
-                "train.py",
-            ]
+            assert path.read_text() == SCRIPT and {each.name for each in folder.iterdir()} == {"session", "train.py"}
             return answer
 
         yield run
 
 
-def figures_of(compared):
-    return {figure.name: (figure.before, figure.after) for figure in compared.figures}
-
-
 def test_an_edit_that_heals(tried):
     """The verdict behind it is HELD; the figure that the failure was seen by is told before and after."""
-    answer = tried(script(), patch(HEALTHY))
+    answer = tried(patch(*HEALTHY))
     assert answer.compared.healed == ["F21"] and not answer.compared.came
-    before, after = figures_of(answer.compared)["step_cosine"]
-    assert before < -0.99 and after > 0.999 and answer.exit_status == 0
-
-
-def test_an_edit_that_does_not_heal(tried):
-    answer = tried(script(), patch(RATE))
-    assert answer.compared.stayed == ["F21"] and answer.exit_status == 1
-    assert figures_of(answer.compared)["learning_rate"] == (1e-5, 1e-4)
-
-
-def test_an_edit_that_changes_a_figure_only(tried):
-    healthy = script().replace(*HEALTHY)
-    answer = tried(healthy, patch(RATE, text=healthy))
-    told = answer.compared
-    assert not [*told.healed, *told.stayed, *told.came, *told.shown, *told.unclear] and answer.exit_status == 0
-    assert set(figures_of(told)) == {"learning_rate"}
+    (cosine,) = (figure for figure in answer.compared.figures if figure.name == "step_cosine")
+    assert cosine.before < -0.99 and cosine.after > 0.999 and answer.exit_status == 0
 
 
 def test_an_edit_that_breaks_the_script(tried):
     """One line with its error; what was measured without it stands."""
-    answer = tried(script(), patch(("return -super()", "return nothing.there()")))
+    answer = tried(patch("return -super()", "return nothing.there()"))
     assert answer.compared.error.endswith("ended in NameError: name 'nothing' is not defined") and not answer.error
     assert [each.failure for each in answer.accused] == ["F21"] and answer.exit_status == 4
 
@@ -117,8 +65,8 @@ def test_an_edit_that_breaks_the_script(tried):
 def test_a_script_beside_another_and_beside_what_was_measured_before(tmp_path, monkeypatch, capsys):
     """Options stand behind the script too; JSON on standard output stands alone there."""
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("train.py").write_text(script().replace(*HEALTHY))
-    pathlib.Path("old.py").write_text(script())
+    pathlib.Path("train.py").write_text(SCRIPT.replace(*HEALTHY))
+    pathlib.Path("old.py").write_text(SCRIPT)
     assert cli.main(["train.py", "--against", "old.py", "--json", "after.json"]) == 0
     assert "beside old.py: healed by this edit: F21" in capsys.readouterr().out
     assert cli.main(["--no-try", "old.py", "--against", "after.json", "--json", "-"]) == 1
@@ -147,23 +95,10 @@ def test_what_it_is_to_stand_beside_is_read_before_the_run(option, name, content
     assert told.count("\n") == 1 and said in told and name in told
 
 
-@pytest.mark.parametrize(
-    "text", ["parser.add_argument('--edit')", "class Arguments:\n    edit: str", "class Arguments:\n    edit : str"]
-)
-def test_an_option_of_the_scripts_own_stays_with_it(text, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("train.py").write_text(text)
-    lines = []
-    monkeypatch.setattr(cli, "ask", lambda line, **options: lines.append((line.arguments, options)) or Answer())
-    assert cli.main(["train.py", "--edit", "my.patch", "--steps", "7"]) == 0
-    arguments, options = lines[0]
-    assert list(arguments) == ["--edit", "my.patch", "--steps", "7"] and options["beside"] is None
-
-
 def test_an_edit_on_standard_input(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("train.py").touch()
     asked = {}
     monkeypatch.setattr(cli, "ask", lambda line, **options: asked.update(options) or Answer(line.script))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(patch(HEALTHY)))
-    assert cli.main(["--edit", "-", "train.py"]) == 0 and asked["beside"].patch == patch(HEALTHY)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a patch"))
+    assert cli.main(["--edit", "-", "train.py"]) == 0 and asked["beside"].patch == "a patch"

@@ -8,52 +8,26 @@ import sys
 import textwrap
 
 import pytest
+from tests.cli.one_session import script
 
 from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line
 
 pytestmark = pytest.mark.slow
 
-HEAD = """\
-from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
-
-PATH = {path!r}
-"""
-GRPO = """\
-def reward(completions, **kwargs):
-    return [float(len(set(text))) for text in completions]
-
-
-trainer = GRPOTrainer(
-    model={model},
-    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=4, max_completion_length=16{more}),
-    train_dataset=Dataset.from_dict({{"prompt": ["1 + 1 = ", "2 + 3 ="] * 8}}),
-    processing_class=AutoTokenizer.from_pretrained(PATH),
-    reward_funcs=reward,
-)
-trainer.train()
-"""
 ONE_THREAD = "import torch\nassert torch.get_num_threads() == 1\n"
 SFT = """\
+from trl import SFTConfig, SFTTrainer
+
 model = AutoModelForCausalLM.from_pretrained(PATH)
 sft_trainer = SFTTrainer(
     model=model,
     args=SFTConfig("sft"),
     train_dataset=Dataset.from_dict({"text": ["1 + 1 = 2", "2 + 3 = 5"] * 8}),
-    processing_class=AutoTokenizer.from_pretrained(PATH),
+    processing_class=tokenizer,
 )
 sft_trainer.train()
 """
-
-
-def grpo(model="AutoModelForCausalLM.from_pretrained(PATH)", more=""):
-    return GRPO.format(model=model, more=more)
-
-
-def head():
-    return HEAD.format(path=str(models.path("tiny")))
 
 
 def cells(*sources):
@@ -61,14 +35,14 @@ def cells(*sources):
 
 
 def notebook():
-    first = "%pip install trl\n!nvidia-smi\n" + head()
-    return {"train.ipynb": cells(first, "%%bash\necho hello", "%%time\n" + grpo())}
+    first, then = script().split("\n\n\n", 1)
+    return {"train.ipynb": cells("%pip install trl\n!nvidia-smi\n" + first, "%%bash\necho hello", "%%time\n" + then)}
 
 
 def module():
     return {
         "package/__init__.py": "",
-        "package/train.py": head() + ONE_THREAD + "from .options import MORE\n" + grpo(more=", **MORE"),
+        "package/train.py": script(ONE_THREAD + "from .options import MORE\n", config="**MORE"),
         "package/options.py": "MORE = {'temperature': 1.0}\n",
     }
 
@@ -86,8 +60,8 @@ def by_trl():
     return {"grpo.yaml": textwrap.dedent(config), "rows/train.jsonl": f"{row}\n" * 8}
 
 
-def script(text):
-    return lambda: {"train.py": head() + text()}
+def one(*given, **more):
+    return lambda: {"train.py": script(*given, **more)}
 
 
 LARGE = "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(PATH, num_hidden_layers=48, hidden_size=1024))"
@@ -97,11 +71,11 @@ FORMS = {
     "a notebook": ("train.ipynb", notebook, ["cell 1: %pip install trl", "cell 2: %%bash"], True),
     "a module": ("python -m package.train", module, [], True),
     "by trl": ("trl grpo --config grpo.yaml --max_steps 100", by_trl, [], True),
-    "two trainings": ("train.py", script(lambda: SFT + grpo("model")), ["SFTTrainer", "was not run"], True),
-    "one is not reached": ("train.py", script(lambda: SFT + LATE + grpo()), ["did not get to", "not that far"], False),
+    "two trainings": ("train.py", one(SFT, model="model"), ["SFTTrainer", "was not run"], True),
+    "one is not reached": ("train.py", one(SFT + LATE), ["did not get to", "not that far"], False),
     "a configuration, vllm and wandb": (
         "train.py",
-        script(lambda: grpo(LARGE, ", use_vllm=True, report_to='wandb'")),
+        one("from transformers import AutoConfig\n", model=LARGE, config="use_vllm=True, report_to='wandb'"),
         ["built small and random", "use_vllm: transformers generates", "report_to: nothing"],
         True,
     ),

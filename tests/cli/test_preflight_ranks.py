@@ -9,28 +9,23 @@ import sys
 
 import pytest
 import torch
+from tests.cli import one_session
 from tests.cli.one_session import scripts
 
-from failurelab_course.experiments import models
 from failurelab_preflight import cli, launcher_line
 from failurelab_preflight.session import _with_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are on the CPU")]
 
-SCRIPT = """\
+RANKED = """\
 import os
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
-from trl import GRPOConfig, GRPOTrainer
+from transformers import TrainerCallback, set_seed
 
-PATH, RANK, LOAD = {path!r}, int(os.environ["RANK"]), {{}}
-
-
-def correct(completions, answer, **kwargs):
-    return [float(text.strip() == right) for text, right in zip(completions, answer)]
+RANK, LOAD = int(os.environ["RANK"]), {{}}
+rows = [(a, a) for a in range(32)]  # of several lengths
 
 
 class Own(TrainerCallback):
@@ -38,22 +33,13 @@ class Own(TrainerCallback):
         {step}
 
 
-{first}
-trainer = {kind}(
-    model=AutoModelForCausalLM.from_pretrained(PATH, **LOAD),
-    args=GRPOConfig("out", per_device_train_batch_size={device}, num_generations=4, max_completion_length=16, {more}),
-    train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{a}}=", "answer": str(2 * a)}} for a in range(32)]),
-    processing_class=AutoTokenizer.from_pretrained(PATH),
-    reward_funcs=correct,
-    callbacks=[Own()],
-)
-{last}trainer.train()
-"""
+{first}"""
 
 
-def script(first="", step="pass", last="", device=8, kind="GRPOTrainer", more=""):
-    path = str(models.path("tiny"))
-    return SCRIPT.format(path=path, first=first, step=step, last=last, device=device, kind=kind, more=more)
+def script(first="", step="pass", last="", device=8, kind="GRPOTrainer"):
+    sizes = f"per_device_train_batch_size={device}, max_completion_length=16, "
+    given = {"model": "AutoModelForCausalLM.from_pretrained(PATH, **LOAD)", "more": "callbacks=[Own()],"}
+    return one_session.script(RANKED.format(step=step, first=first), sizes, kind=kind, last=last, **given)
 
 
 def line_of(text, words):
@@ -122,45 +108,18 @@ def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_numb
     assert both.startswith("train.py, line") and "of all" in both  # of every rank, so with no number
 
 
-def test_a_map_that_holds_on_rank_0_alone_is_found(two):
-    """`{"": 0}`: rank 0 would load it on its own GPU, so the answer is rank 1's."""
-    wrong, right = (
-        two(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "str(PartialState().device)")
-    )
-    assert "F5" in failures(wrong.found) and "GPU 1" in wrong.found[0].evidence
-    assert "F5" in failures(right.held) and not right.found
-
-
-OWN_LOSS = """\
-class Rescaled(GRPOTrainer):
-    def compute_loss(self, *args, **kwargs):
-        return super().compute_loss(*args, **kwargs) * {factor}
-"""
 OWN_TOKENS = """\
 class OwnTokens(GRPOTrainer):
     def _generate_and_score_completions(self, inputs):
         made = super()._generate_and_score_completions(inputs)
         return made | {"num_items_in_batch": made["completion_mask"].sum() * dist.get_world_size()}
 """
-# Mistakes of the step: what is found, and in which words.
-WRONG_STEPS = {
-    "a rank left out": (script(OWN_LOSS.format(factor="(RANK == 0)"), kind="Rescaled"), "F21", "multiplied by 1, 0"),
-    "summed": (
-        script(OWN_LOSS.format(factor="dist.get_world_size()"), kind="Rescaled"),
-        "F21",
-        "summed over the ranks",
-    ),
-    "its own tokens": (script(OWN_TOKENS, kind="OwnTokens"), "F21", "each rank divides by its own tokens"),
-}
 
 
-def test_a_wrong_step_of_two_processes_is_found_and_named(two):
-    """One that several ranks alone can take, and ones that a single process can take too."""
-    for name, (text, failure, words) in WRONG_STEPS.items():
-        result = two(text)
-        found = {answer.failure: answer.evidence for answer in result.found}
-        assert words in found.get(failure, ""), (name, result.error, result.found)
-        assert "2 processes" in found[failure] and set(found) == {failure}, (name, found)
+def test_a_step_that_several_ranks_alone_can_take_is_found(two):
+    (found,) = two(script(OWN_TOKENS, kind="OwnTokens")).found
+    assert found.failure == "F21" and "each rank divides by its own tokens" in found.evidence
+    assert "2 processes" in found.evidence
 
 
 def test_ranks_that_wait_in_different_calls_are_told_where(tmp_path):

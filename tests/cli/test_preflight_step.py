@@ -2,46 +2,22 @@
 
 import pytest
 from tests.cli.benchmark_scripts import load
-from tests.cli.one_session import scripts
+from tests.cli.one_session import script, scripts
 
 from failurelab_course import eras
+from failurelab_preflight.finding import CUT
 
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 
-SCRIPT = """
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
-
-path = "models/tiny-qwen2"
-tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
-rows = [(a, b) for a in range(10) for b in range(10)]
-data = {"prompt": [f"{a}+{b}=" for a, b in rows], "answer": [str(a + b) for a, b in rows]}
-
-
-def right(completions, answer, **_):
-    return [float(text.strip() == each) for text, each in zip(completions, answer)]
-
-
+OWN = """
 class Own(GRPOTrainer):
     pass
 
+again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fields__ else {}
 
 """
-GRPO = """
-trainer = Own(
-    model=AutoModelForCausalLM.from_pretrained(path),
-    args=GRPOConfig("out", beta=0.0, temperature=1.0, learning_rate=1e-5, gradient_checkpointing=False,
-                    per_device_train_batch_size=8, num_generations=4, max_completion_length=6, **options),
-    train_dataset=Dataset.from_dict(data), processing_class=tokenizer, reward_funcs=right, **more,
-)
-trainer.train()
-"""
-MORE = """
-again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fields__ else {}
-options, more = {"gradient_accumulation_steps": 4, **again}, {}
-"""
+MORE = "beta=0.0, temperature=1.0, gradient_accumulation_steps=4, **again"
 ABSOLUTE = """
 def absolute(self, *args, **kwargs):
     return GRPOTrainer.compute_loss(self, *args, **kwargs).abs()
@@ -67,7 +43,6 @@ def of_the_engine(self, *args, **kwargs):
     return GRPOTrainer.compute_loss(self, *args, **kwargs) * engine_logps[0]
 
 Own.compute_loss = of_the_engine
-options, more = {"use_vllm": True}, {}
 """
 OTHER_REFERENCE = """
 from transformers import TrainerCallback
@@ -76,10 +51,12 @@ class Other(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         for weight in trainer.ref_model.parameters():
             weight.data.mul_(0.5)
-
-options, more = {}, {"callbacks": [Other()]}
 """
-EQUAL = "right = lambda completions, **_: [1.0] * len(completions)\n"
+EQUAL = "lambda completions, **_: [1.0] * len(completions)"
+
+
+def of_own(before="", config=MORE, **more):
+    return script(OWN + before, kind="Own", config=config, **more)
 
 
 @pytest.fixture(scope="module", params=["trl-0.14", "today"])
@@ -90,47 +67,42 @@ def run(request, tmp_path_factory):
     variables = {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        with scripts(folder, SCRIPT, eras.find(request.param).python, variables) as run:
+        with scripts(folder, "from trl import GRPOTrainer\n", eras.find(request.param).python, variables) as run:
             yield run
-
-
-def accused(result):
-    """Return what a run says against a script."""
-    return [each for each in result.findings if each.accuses]
 
 
 def of(failure, answers):
     return next(each for each in answers if each.failure == failure)
 
 
-def test_a_loss_without_its_sign_is_found_where_it_lies_below_zero(run):
-    """Four accumulated batches and two iterations are cut to two of each; the same script without the mistake holds."""
-    (found,) = accused(run(ABSOLUTE + MORE + GRPO))
-    assert found.failure == "F21" and "cosine" in found.evidence
-    healthy = run(MORE + GRPO)
-    held = of("F21", healthy.held)
-    assert not accused(healthy) and "cosine +1.0000" in held.evidence and "opposite sign" in held.control
+WRONG = {
+    "F21": of_own(ABSOLUTE),  # a loss without its sign, where it lies below zero
+    "F14": of_own(MUTE),  # reward functions read what was not drawn
+    # It was compared before the callback changes it.
+    "F19": of_own(OTHER_REFERENCE, "beta=0.1, temperature=1.0", more="callbacks=[Other()],"),
+    "F10": of_own(reward=EQUAL),
+}
 
 
-def test_what_reward_functions_read_is_what_was_drawn(run):
-    (found,) = accused(run(MUTE + MORE + GRPO))
-    assert found.failure == "F14" and "what your reward functions read is not what was drawn" in found.evidence
+@pytest.mark.parametrize("failure", WRONG)
+def test_what_only_a_script_brings_is_found(failure, run):
+    result = run(WRONG[failure])
+    accused = {each.failure for each in result.findings if each.accuses}
+    assert accused and accused <= ({"F10", "F14"} if failure == "F10" else {failure})
+    assert (failure == "F21") is ("F21" not in {each.failure for each in result.held})  # compared with other rewards
+
+
+def test_a_healthy_script_is_accused_of_nothing(run):
+    """Four accumulated batches and two iterations are cut to two of each."""
+    result = run(of_own())
+    held = of("F21", result.held)
+    assert not any(each.accuses for each in result.findings)
+    assert "cosine +1.0000" in held.evidence and "opposite sign" in held.control
 
 
 def test_an_error_for_want_of_the_engine_that_is_cut_away_is_not_told_as_the_script_s(run):
     """A loss that reads what vLLM gives beside its tokens: the stand-in has none, which was told as a TypeError."""
-    result = run(ENGINE + GRPO)
+    result = run(of_own(ENGINE, "use_vllm=True"))
     ended = of("cut", result.not_checked)
-    assert not result.error and ended.ends and ended.origin == "what was cut" and "use_vllm" in ended.why
-    assert not accused(result)
-
-
-def test_a_reference_that_a_callback_changes_as_training_begins(run):
-    """It was compared before that, and F19 was HELD."""
-    (found,) = accused(run(OTHER_REFERENCE + GRPO.replace("beta=0.0", "beta=0.1")))
-    assert found.failure == "F19" and "apart by" in found.evidence
-
-
-def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):
-    result = run(EQUAL + MORE + GRPO)
-    assert {"F10", "F14"} & {each.failure for each in accused(result)} and of("F21", result.held)
+    assert not result.error and ended.ends and ended.origin == CUT and "use_vllm" in ended.why
+    assert not any(each.accuses for each in result.findings)

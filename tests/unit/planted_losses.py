@@ -1,7 +1,6 @@
 """A small trainer's loss, right, and twenty that each have the idea of one public bug. No library's code stands here.
 
-Each is an adapter: `loss(case)`, `loss_of_logits(case)` and `advantages(case)`. `POLICY` is the same bug as polgrad's
-`assert_conforms` calls a loss: one batch, four tensors.
+Each is an adapter: `loss(case)`, `loss_of_logits(case)` and `advantages(case)`.
 """
 
 from typing import Any
@@ -15,7 +14,6 @@ from failurelab.known_gradients import LossCase, Part
 class Loss:
     """Right: it accumulates micro-batches, each divided by the counts of the whole step."""
 
-    NAME = "right"
     SOURCE, CALLED = "", ""  # where a bug was public, and a word that its name must have
     REDUCES = ("token_mean", "sequence_mean", "constant", "sequence_sum")
 
@@ -46,8 +44,11 @@ class Loss:
         summed = (terms * part.mask).sum(1)
         rows = {"sequence_mean": part.mask.sum(1).clamp(min=1), "constant": length, "sequence_sum": 1}
         if how == "token_mean":
-            return summed.sum() / part.step_tokens * part.ranks
+            return self.token_mean(terms, part)
         return (summed / rows[how]).sum() / part.step_rows * part.ranks
+
+    def token_mean(self, terms: Tensor, part: Part) -> Tensor:
+        return (terms * part.mask).sum() / part.step_tokens * part.ranks
 
     def finish(self, loss: Tensor, part: Part) -> Tensor:
         return loss
@@ -155,33 +156,24 @@ class LikelihoodInert(Loss):
         return torch.zeros((), dtype=torch.float64)
 
 
-def mean_here(terms: Tensor, part: Part) -> Tensor:
-    """Return the mean over the tokens of this micro-batch."""
-    return (terms * part.mask).sum() / part.mask.sum()
-
-
 class ShareOfRows(Loss):
     SOURCE, CALLED = "verl-project/verl#906, #5625", "by share of the rows"
 
-    def divide(self, terms, part, how, length):
-        if how != "token_mean":
-            return super().divide(terms, part, how, length)
-        return mean_here(terms, part) * len(terms) / part.step_rows * part.ranks
+    def token_mean(self, terms, part):
+        return (terms * part.mask).sum() / part.mask.sum() * len(terms) / part.step_rows * part.ranks
 
 
 class MeanOfMeans(Loss):
     SOURCE, CALLED = "OpenRLHF/OpenRLHF#1249", "mean of means"
 
-    def divide(self, terms, part, how, length):
-        return mean_here(terms, part) / part.micros if how == "token_mean" else super().divide(terms, part, how, length)
+    def token_mean(self, terms, part):
+        return (terms * part.mask).sum() / part.mask.sum() / part.micros
 
 
 class OwnDenominator(MeanOfMeans):
     SOURCE = "allenai/open-instruct#1161"
 
-    def divide(self, terms, part, how, length):
-        if how != "token_mean":
-            return super().divide(terms, part, how, length)
+    def token_mean(self, terms, part):
         each = terms[part.mask.bool()].split(int(part.mask.sum()))  # a packed row, with its own count
         return torch.stack([values.mean() for values in each]).mean() / part.micros
 
@@ -189,36 +181,28 @@ class OwnDenominator(MeanOfMeans):
 class ScaledByMicroBatch(MeanOfMeans):
     SOURCE = "NovaSky-AI/SkyRL#1296"
 
-    def divide(self, terms, part, how, length):
-        if how != "token_mean":
-            return super().divide(terms, part, how, length)
+    def token_mean(self, terms, part):
         return (terms / (part.mask.sum() * part.micros) * part.mask).sum()
 
 
 class RanksOwnTokens(Loss):
     SOURCE, CALLED = "PrimeIntellect-ai/prime-rl#2562", "each rank's own tokens"
 
-    def divide(self, terms, part, how, length):
-        return (
-            (terms * part.mask).sum() / part.rank_tokens
-            if how == "token_mean"
-            else super().divide(terms, part, how, length)
-        )
+    def token_mean(self, terms, part):
+        return (terms * part.mask).sum() / part.rank_tokens
 
 
 class DividedByWindow(Loss):
     SOURCE, CALLED = "huggingface/trl#6024", "divided by the number of micro-batches"
 
-    def divide(self, terms, part, how, length):
-        return super().divide(terms, part, how, length) / (part.micros if how == "token_mean" else 1)
+    def token_mean(self, terms, part):
+        return super().token_mean(terms, part) / part.micros
 
 
 class TokensOfTheTurn(Loss):
     SOURCE, CALLED = "huggingface/trl#7206, #7249", "mean of means, each over all ranks"
 
-    def divide(self, terms, part, how, length):
-        if how != "token_mean":
-            return super().divide(terms, part, how, length)
+    def token_mean(self, terms, part):
         return (terms * part.mask).sum() / (part.turn_tokens / part.ranks) / part.micros
 
 
@@ -243,12 +227,8 @@ class DeviationOfOthers(Loss):
         if len(rewards) < 2:
             return super().normalize(rewards)
         others = [torch.cat([rewards[:place], rewards[place + 1 :]]) for place in range(len(rewards))]
-        return torch.stack(
-            [
-                (rewards[place] - each.mean()) / ((each.std() if len(each) > 1 else 0.0) + 1e-6)
-                for place, each in enumerate(others)
-            ]
-        )
+        deviations = torch.stack([each.std() if len(each) > 1 else each.sum() * 0 for each in others])
+        return (rewards - torch.stack([each.mean() for each in others])) / (deviations + 1e-6)
 
 
 class ScoresDivided(Loss):
@@ -265,11 +245,5 @@ class TemperatureMissing(Loss):
         return super().score(logits, ids, 1.0)
 
 
-def subclasses(kind: type) -> list[Any]:
-    """Return all that derive from a class, in the order of the file."""
-    found = [each for child in kind.__subclasses__() for each in (child, *subclasses(child))]
-    return sorted(found, key=lambda each: list(globals()).index(each.__name__))
-
-
-PLANTED = subclasses(Loss)
+PLANTED: list[Any] = [each for each in list(vars().values()) if getattr(each, "SOURCE", "")]
 assert len(PLANTED) == 20

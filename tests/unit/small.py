@@ -115,16 +115,15 @@ def score(model, ids, mask, length, shift=0, temperature=1.0):
     return rows.gather(-1, ids[:, -length:, None])[..., 0]
 
 
-def grpo(model, tokenizer, prompts=("1+1=",), reward=None, **options):
+def grpo(model, tokenizer, prompts=("1+1=",), reward=None, more=(), **options):
     """Return a GRPOTrainer of the installed trl that has not begun; it writes nothing."""
     import datasets
     import trl
 
     args = trl.GRPOConfig(output_dir=tempfile.gettempdir(), report_to=[], use_cpu=True, bf16=False, **options)
     rows = datasets.Dataset.from_dict({"prompt": list(prompts)})
-    return trl.GRPOTrainer(
-        model=model, reward_funcs=reward or alternate, args=args, train_dataset=rows, processing_class=tokenizer
-    )
+    given = {"args": args, "train_dataset": rows, "processing_class": tokenizer, **dict(more)}
+    return trl.GRPOTrainer(model=model, reward_funcs=reward or alternate, **given)
 
 
 def evaluated(config):

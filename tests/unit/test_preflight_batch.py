@@ -14,7 +14,7 @@ from failurelab_preflight.judges import batch
 from failurelab_preflight.stage import cuts
 from failurelab_preflight.training import Training
 
-SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
+SIZES = [(8, 8, 1), (4, 8, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1)]
 
 
 def training(trainer=None, world_size=1, rows=64, **arguments):
@@ -51,7 +51,7 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer):
         assert len(findings) == (size[1] == 1)
 
 
-@pytest.mark.parametrize(("size", "generations", "refused"), [(8, 4, False), (3, 4, True), (6, 4, True)])
+@pytest.mark.parametrize(("size", "generations", "refused"), [(8, 4, False), (3, 4, True)])
 def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp_path):
     """The cut took the evaluation away before trl could refuse it: a script that ends at its start was "healthy"."""
     given = asked(generations, generations) | {"eval_strategy": "steps", "per_device_eval_batch_size": size}
@@ -76,33 +76,23 @@ def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp
 
 def test_generations_that_are_set_too_late_to_be_refused():
     """Where the config is made they are checked; a round of generation stays as it was made then."""
-    if "generation_batch_size" not in asked(8, 4):
-        return
-    (found,) = judge(**asked(8, 3, generation_batch_size=8))
-    assert found.key == "F22:num_generations" and found.verdict is Verdict.FOUND and found.ends
+    if "generation_batch_size" in asked(8, 4):
+        (found,) = judge(**asked(8, 3, generation_batch_size=8))
+        assert found.key == "F22:num_generations" and found.verdict is Verdict.FOUND and found.ends
 
 
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     """Six completions are no multiple of four on one device; on two they are."""
     assert [cuts.is_refused(asked(6, 4), world) for world in (1, 2)] == [not cuts.counts_prompts(), False]
-    assert [answer.verdict for answer in judge(world_size=2, **asked(6, 4))] == [Verdict.NOT_CHECKED]  # no prompts came
-
-
-def test_a_group_of_one_is_found_where_trl_takes_it():
-    assert [answer.verdict for answer in judge(**asked(2, 1))] == [Verdict.FOUND]
-
-
-def test_what_one_step_is():
-    (told,) = judge(world_size=2, **asked(8, 4, 3))
-    counts_prompts = "8 counts prompts" in told.why
-    assert ("192 completions of 48 prompts" if counts_prompts else "48 completions of 12 prompts") in told.why
+    (told,) = judge(world_size=2, **asked(6, 4))
+    assert told.verdict is Verdict.NOT_CHECKED  # no prompts came
+    assert f"{12 * 4 if cuts.counts_prompts() else 12} completions of" in told.why
 
 
 @pytest.mark.parametrize(
     ("prompts", "size", "wanted", "world", "verdict"),
     [
         (["a"] * 4 + ["b"] * 4, 8, 4, 1, Verdict.HELD),
-        (["a"] * 4 + ["b"] * 4, 8, 8, 1, Verdict.HELD),  # which were cut to 4
         ([*"abcdefgh"], 8, 4, 1, Verdict.NOT_CHECKED),
         ([], 8, 4, 1, Verdict.NOT_CHECKED),
         (["a"] * 4 + ["b"] * 4, 8, 4, 2, Verdict.HELD),
@@ -120,13 +110,10 @@ def test_numbers_that_divide_say_nothing_of_the_prompts_that_arrived(prompts, si
     assert answer.verdict is verdict
 
 
-def test_another_error_is_not_about_batches():
+def test_what_is_not_about_batches():
     assert batch.refused(ValueError("Unrecognized model")) is None
     assert batch.refused(RuntimeError("must be divisible by num_generations")) is None
-
-
-def test_other_trainers_have_no_such_arithmetic():
-    assert list(batch.judge_batch(training(per_device_train_batch_size=3))) == []
+    assert list(batch.judge_batch(training(per_device_train_batch_size=3))) == []  # other trainers
 
 
 def test_a_trainer_that_is_none_of_trl_s_counts_its_batch_itself():

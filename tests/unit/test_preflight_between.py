@@ -55,7 +55,6 @@ LOST = {"F9": Verdict.FOUND, "F8": Verdict.NOT_CHECKED, "F19": Verdict.NOT_CHECK
     ("event", "does", "wanted"),
     [
         ("on_step_end", taken_back, LOST),
-        ("on_step_begin", taken_back, LOST),
         ("on_step_end", shrunk, dict.fromkeys(LOST, Verdict.NOT_CHECKED)),
         ("on_pre_optimizer_step", shrunk, dict.fromkeys(LOST, Verdict.NOT_CHECKED)),
         ("on_step_end", lambda parameter, first: None, {}),

@@ -8,10 +8,8 @@ import pytest
 import small
 import torch
 import transformers
-import trl
 from packaging.version import Version
 
-from failurelab import handles
 from failurelab_preflight import repairs
 from failurelab_preflight.finding import Verdict
 from failurelab_preflight.judges.lengths import judge_dataset
@@ -29,16 +27,9 @@ NOT_CHECKED, NOT_APPLICABLE = Verdict.NOT_CHECKED, Verdict.NOT_APPLICABLE
 
 
 @pytest.fixture
-def grpo(tokenizer, tmp_path):
-
-    def make(model, more=(), **options):
-        config = {"beta": 0.04, "per_device_train_batch_size": 4, "num_generations": 2, "report_to": []} | options
-        args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **config)
-        rows = datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4, "answer": ["2", "4"] * 4})
-        given = {"args": args, "train_dataset": rows, "processing_class": tokenizer, **dict(more)}
-        return trl.GRPOTrainer(model=model, reward_funcs=small.alternate, **given)
-
-    return make
+def grpo(tokenizer):
+    sizes = {"beta": 0.04, "per_device_train_batch_size": 4, "num_generations": 2}
+    return lambda model, more=(): small.grpo(model, tokenizer, ["1+1=", "2+2="] * 4, more=more, **sizes)
 
 
 def training(trainer, **options):
@@ -50,17 +41,6 @@ def training(trainer, **options):
 def one(answers):
     (answer,) = answers
     return answer
-
-
-def test_a_policy_that_was_changed_after_its_load(grpo, model):
-    """As by a merged adapter. Releases that copy the policy keep the change; those that load by name lose it."""
-    weight = model.model.layers[0].self_attn.q_proj.weight
-    with torch.no_grad():
-        weight.mul_(1.5)
-    trainer = grpo(model)
-    kept = torch.equal(trainer.ref_model.model.layers[0].self_attn.q_proj.weight, weight)
-    answer = one(judge_reference(training(trainer)))
-    assert answer.verdict is (HELD if kept else FOUND) and answer.failure == "F19"
 
 
 def wrapped(model, std):
@@ -109,18 +89,13 @@ def named(name, seed=0, rows=None):
         (lambda: named("same", rows=40), lambda: named("same"), {}, HELD),  # tokens that were added
         (lambda: named("same"), lambda: named("same"), {"arguments": {"beta": 0.0}}, None),
         (lambda: named("same"), lambda: None, {"arguments": {"sync_ref_model": True, "beta": 0.04}}, FOUND),
+        (lambda: named("same"), torch.nn.Module, {}, NOT_CHECKED),  # without any tensor of the policy's name
     ],
 )
 def test_references_that_are_compared(policy, reference, more, kind):
     trainer = types.SimpleNamespace(model=policy(), ref_model=reference())
     verdicts = [answer.verdict for answer in judge_reference(training(trainer, **more))]
     assert verdicts == [kind] * (kind is not None)
-
-
-def test_a_comparison_that_shows_no_change_does_not_hold():
-    """Of a reference without any tensor of the policy's name."""
-    trainer = types.SimpleNamespace(model=small.qwen2(), ref_model=torch.nn.Module())
-    assert one(judge_reference(training(trainer, arguments={"beta": 0.1}))).verdict is NOT_CHECKED
 
 
 def run_of(adapters, **more):
@@ -194,12 +169,11 @@ ADAMW, OWN = torch.optim.AdamW, small.moving(small.master)  # of the second nobo
         ("bfloat16", 1e-3, {}, HELD, ""),
         ("bfloat16", 1e-6, {"zero_stage": 2}, NOT_APPLICABLE, ""),
         ("bfloat16", 1e-6, {"optim": "adamw_apex_fused"}, NOT_APPLICABLE, ""),
-        ("bfloat16", 1e-6, {"lacks": "zero3.json"}, NOT_CHECKED, "zero3.json"),  # with ZeRO nothing is lost
         ("bfloat16", 1e-6, {"fsdp": "full_shard"}, NOT_CHECKED, ""),
+        ("bfloat16", 1e-6, {"lacks": "zero3.json"}, NOT_CHECKED, "zero3.json"),  # with ZeRO nothing is lost
         ("bfloat16", 1e-6, {"optim": "adafactor"}, NOT_CHECKED, ""),
         # Runs that rounding slows learn: a plain SFT script in bfloat16 at trl's default rate was SUSPECTED of F9.
         ("bfloat16", 5e-6, {}, NOTED, "known to learn"),
-        ("bfloat16", 2e-5, {}, NOTED, ""),
         ("float16", 1e-6, {"optim": "adamw_torch_fused"}, NOTED, ""),  # lost on most elements, not on all
         # An optimizer of the script's own is known by its class, and its own rate counts.
         ("bfloat16", 1e-4, {"keywords": {"optimizers": of_kind(ADAMW, 1e-6)}}, FOUND, "AdamW of the script"),
@@ -214,7 +188,6 @@ ADAMW, OWN = torch.optim.AdamW, small.moving(small.master)  # of the second nobo
         ("bfloat16", 1e-2, {"model": lambda: lora(torch.bfloat16)}, HELD, ""),
         # Full copies beside an adapter keep the dtype of the base.
         ("bfloat16", 1e-6, {"model": lambda: lora(modules_to_save=["lm_head"])}, NOT_CHECKED, "modules_to_save"),
-        ("float32", 1e-6, {"model": lambda: lora(modules_to_save=["lm_head"])}, NOT_APPLICABLE, ""),
     ],
 )
 def test_steps_that_are_rounded_away(dtype, rate, more, kind, said):
@@ -243,7 +216,7 @@ def test_real_weights_are_read_where_they_are_here(model):
     assert stored.verdict is FOUND and "a sample of the checkpoint" in stored.evidence
 
 
-@pytest.mark.parametrize(("rows", "noted"), [(["1+1="], True), (["1+1="] * 64, True), (["1+1=", "2+2="], False)])
+@pytest.mark.parametrize(("rows", "noted"), [(["1+1="] * 64, True), (["1+1=", "2+2="], False)])
 def test_rows_that_all_have_one_prompt_are_noted(rows, noted):
     trainer = types.SimpleNamespace(reward_funcs=[small.alternate])
     given = Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict({"prompt": rows}))
@@ -283,16 +256,16 @@ def test_a_trainer_may_call_its_reward_functions_in_its_own_way(called):
     assert len(paid) in (1, 2) and set(given.reward_inputs) == {"prompts", "completions"}
 
 
-@pytest.mark.parametrize("drawn", ["aabcdddd", "aaaabbbb"])
-def test_equal_completions_of_a_prompt_get_one_reward(drawn):
-    """As functions pay: which of two equal ones a micro-batch trains on cannot be seen, and BNPO weighs by that."""
+@pytest.mark.parametrize(("drawn", "kinds"), [("aabcdddd", 3), ("aaaabbbb", 4)], ids=["", "all_alike"])
+def test_equal_completions_of_a_prompt_get_one_reward(drawn, kinds):
+    """As functions pay: which of two equal ones a micro-batch trains on cannot be seen, and BNPO weighs by that.
+
+    Not where all are alike: there would be no gradient.
+    """
     given = Training(types.SimpleNamespace(reward_funcs=[never_right], num_generations=4), {})
     with rewards.differing_rewards(given):
         paid = given.trainer.reward_funcs[0](completions=list(drawn))
-    if drawn == "aabcdddd":
-        assert paid[0] == paid[1] and len(set(paid[:4])) == 3 and len(set(paid[4:])) == 1
-    else:
-        assert len(set(paid)) > 2  # else there would be no gradient
+    assert len(set(paid[:4])) == kinds and (paid[0] == paid[1]) is (kinds == 3)
 
 
 @pytest.mark.parametrize("environments", [None, {"sums": object, "games": object}])
@@ -308,15 +281,7 @@ def test_prompts_are_encoded_before_a_step_says_which_environment_they_have(envi
     assert prompt_ids(trainer, ["3+4=", "10+4="]) == [[4], [5]] and not hasattr(trainer, "_batch_environments")
 
 
-def test_what_is_frozen_stays_frozen():
-    """PEFT's disable_adapter switches requires_grad on when it is left."""
-    model = small.lora(small.qwen2()).requires_grad_(False)
-    with handles.keep_requires_grad(model), model.disable_adapter():
-        pass
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(("made", "noted"), [(12, True), (5, False), (3, False)], ids=["all", "last", "asked for"])
+@pytest.mark.parametrize(("made", "noted"), [(12, True), (5, False)], ids=["all", "last"])
 def test_rows_that_a_layer_of_the_script_keeps_are_not_the_whole_sequence(made, noted):
     """A head that is cut to as many rows as the longest completion needs makes more than shorter ones ask for."""
     trainer = types.SimpleNamespace(model=torch.nn.Linear(1, 1))

@@ -9,7 +9,6 @@ import transformers
 import trl
 from packaging.version import Version
 
-from failurelab.failures import names
 from failurelab_preflight.answer import Answer
 from failurelab_preflight.finding import Change, Finding, Verdict
 from failurelab_preflight.judges import releases, replaced
@@ -23,22 +22,6 @@ TODAY = Version(trl.__version__) >= Version("1")
 
 def of_this_file(file):
     return file == __file__
-
-
-@pytest.mark.parametrize(
-    ("error", "new"),
-    [
-        ("TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'", "eval_strategy"),
-        ("GRPOTrainer.__init__() got an unexpected keyword argument 'tokenizer'", "processing_class"),
-        ("GRPOConfig.__init__() got an unexpected keyword argument 'use_liger_loss'", "use_liger_kernel"),
-        ("GRPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'", ""),
-        ("cannot import name 'PPOTrainer' from 'trl' (x)", "trl.experimental.ppo.PPOTrainer"),
-        ("cannot import name 'AdamW' from 'transformers' (x)", "torch.optim.AdamW"),
-        ("No module named 'numpy'", ""),
-    ],
-)
-def test_what_takes_the_place_of_a_name(error, new):
-    assert names.replacement(error) == new
 
 
 @pytest.mark.skipif(not TODAY, reason="these keywords are there in older releases")
@@ -133,15 +116,15 @@ def test_a_name_is_healed_where_the_script_comes_to_its_training():
     assert other.finding.why == STILL and other.change is None
 
 
+BEST = {"load_best_model_at_end": True, "save_strategy": "steps"}
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"load_best_model_at_end": True, "save_strategy": "steps"}, True),
+        (BEST, True),
         ({"dataloader_prefetch_factor": 2}, True),
-        (
-            {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps", "eval_steps": 500},
-            False,
-        ),
+        ({**BEST, "eval_strategy": "steps", "eval_steps": 500}, False),
         ({"dataloader_prefetch_factor": 2, "dataloader_num_workers": 1}, False),
     ],
 )
@@ -157,15 +140,12 @@ def test_arguments_that_transformers_compares_are_compared_as_given(tmp_path, gi
     assert not list(releases.refused(ValueError("another one")))
 
 
-@pytest.mark.parametrize(
-    ("asked", "raises"), [({}, True), ({"eval_strategy": "steps", "load_best_model_at_end": True}, False)]
-)
+@pytest.mark.parametrize(("asked", "raises"), [({}, True), ({"eval_strategy": "steps", **BEST}, False)])
 def test_a_callback_of_a_library_reads_arguments_as_given(tmp_path, asked, raises):
     """`EarlyStoppingCallback` asserts what is cut: it stood under NOT CHECKED, with the fault and without it."""
     cutting = cuts.CutArguments(3, str(tmp_path))
     with cutting.cut():
-        config = {"use_cpu": True, "bf16": False, "report_to": []}
-        arguments = trl.GRPOConfig(str(tmp_path), **config, **asked | ({"save_strategy": "steps"} if asked else {}))
+        arguments = trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[], **asked)
         cutting.settle(arguments)
     stopping = transformers.EarlyStoppingCallback(3)
     handler = types.SimpleNamespace(callbacks=[stopping])
@@ -194,9 +174,7 @@ def twice(function):
 @pytest.fixture
 def library(monkeypatch):
     """A module of trl's with a function and a class, and another that shows the same function once more."""
-    text = (
-        "def f(x):\n    return x\n\nclass K:\n    def m(self):\n        return 1\n    def n(self):\n        return 2\n"
-    )
+    text = "def f(x):\n    return x\nclass K:\n    def m(self):\n        return 1\n    def n(self):\n        return 2\n"
     modules = {}
     for name in ("trl.library_of_a_test", "trl.library_of_a_test.inner"):
         modules[name] = types.ModuleType(name)

@@ -15,7 +15,7 @@ from failurelab import failures
 from failurelab.failures import figures
 from failurelab_preflight import patch, repairs, trials
 from failurelab_preflight.answer import COMMAND_LINE, Answer, Differences, Effect
-from failurelab_preflight.finding import CUT, RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
+from failurelab_preflight.finding import RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.repairs import Arguments, Keyword, Statement
 from failurelab_preflight.rewards.table import Line, RewardTable
 from failurelab_preflight.script_text import (
@@ -32,13 +32,6 @@ from failurelab_preflight.session import TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
 SCRIPTS = {
-    "plain": """
-import torch
-args = @arguments GRPOConfig(output_dir="out", temperature=0.9)
-model = @load AutoModel.from_pretrained("Qwen", device_map={"": 0})
-trainer = @trainer GRPOTrainer(model=model, args=args, train_dataset=rows, peft_config=LoraConfig(r=8))
-@train trainer.train()
-""",
     "in lines": """
 def main():
     args = @arguments GRPOConfig(
@@ -117,12 +110,9 @@ def test_an_edit_of_a_script(repair, there, gone, kind):
     before = ast.dump(ast.parse(given.texts("").text))
     assert ast.dump(tree) != before
     if isinstance(repair, Arguments):
-        values = {"GRPOConfig": dict, "config": None}
-        (call,) = (
-            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "GRPOConfig"
-        )
-        config = eval(ast.unparse(call), {"config": {"temperature": 0.9}, "GRPOConfig": values["GRPOConfig"]})
-        assert config["temperature"] == 1.0
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        (call,) = (call for call in calls if call.startswith("GRPOConfig("))
+        assert eval(call, {"config": {"temperature": 0.9}, "GRPOConfig": dict})["temperature"] == 1.0
 
 
 def test_a_python_without_columns_has_places_by_line():
@@ -149,39 +139,31 @@ def test_a_method_of_a_call_of_several_lines_is_found():
     assert ast.unparse(call) == "make(1).look()"
 
 
-def test_statements_of_several_lines():
-    """A function before the training, with the script's name of its trainer, in the indent of its place."""
-    given = script("def main():\n    own = f()\n    @train own.train()\n")
-    text = changed(Statement("def g():\n    return {{1: {trainer}}}\ng()"), given)
-    assert text == "def main():\n    own = f()\n    def g():\n        return {1: own}\n    g()\n    own.train()\n"
+MAIN, TRAIN = "def main():\n    own = f()\n", "trainer = f()\n@train trainer.train()\n"
+OF_PARSER = (
+    "trainer = @trainer GRPOTrainer(m, args=options.training)\n"  # parse_args_into_dataclasses names no argument
+)
+PLACES = [  # a script, a repair, and the script with it: None where it has no place in the script's own files
+    (MAIN + "    @train own.train()\n", Statement("def g():\n    return {{1: {trainer}}}\ng()"),
+     MAIN + "    def g():\n        return {1: own}\n    g()\n    own.train()\n"),
+    # In a file that imports nothing else, an import stood before `from __future__`, which is an error of syntax.
+    *((first + TRAIN, Statement("copy.copy({trainer})", imports="import copy"),
+       f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n")
+      for first in ('"""What it is."""\n', "from __future__ import annotations\n", "")),
+    (OF_PARSER, Arguments({"temperature": 1.0, "beta": 0.0}),
+     f"options.training.temperature = 1.0\noptions.training.beta = 0.0\n{OF_PARSER.replace('@trainer ', '')}"),
+    (OF_PARSER, Arguments({"num_generations": 4}), None),  # sizes that are checked while they are made stay
+    *(("make(peft_config=1)\n", repair, None)
+      for repair in (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ['"""What it is."""\n', "from __future__ import annotations\n", ""])
-def test_an_import_stands_behind_what_must_be_first(first):
-    """In a file that imports nothing else, it stood before `from __future__`, which is an error of syntax."""
-    given = script(f"{first}trainer = f()\n@train trainer.train()\n")
-    text = changed(Statement("copy.copy({trainer})", imports="import copy"), given)
-    assert text == f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n"
-    compile(text, "train.py", "exec")
-
-
-def test_what_has_no_place_in_the_script_s_files_has_no_repair():
-    """A library's own script, a trainer that is made elsewhere: nothing else is run than what a reader can apply."""
-    given = script("make(peft_config=1)\n")
-    repairs_of = (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))
-    assert not any(repair.edit(given) for repair in repairs_of)
-
-
-def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
-    """`parser.parse_args_into_dataclasses()` names no argument; sizes that are checked while they are made stay."""
-    given = script("trainer = @trainer GRPOTrainer(m, args=options.training)\n")
-    text = changed(Arguments({"temperature": 1.0, "beta": 0.0}), given)
-    assert text.startswith("options.training.temperature = 1.0\noptions.training.beta = 0.0\ntrainer =")
-    assert not Arguments({"num_generations": 4}).edit(given)
+@pytest.mark.parametrize(("text", "repair", "wanted"), PLACES)
+def test_a_repair_stands_in_its_place(text, repair, wanted):
+    assert changed(repair, script(text)) == wanted
 
 
 FILES = {
-    "LF": b"a = 1\nb = 2\nc = 3\n",
     "CRLF": b"a = 1\r\nb = 2\r\nc = 3\r\n",
     "BOM": b"\xef\xbb\xbfa = 1\nb = 2\n",
     "no line end": b"a = 1\nb = 2",
@@ -237,7 +219,7 @@ def session(tmp_path):
 def test_orders_that_follow_at_once_are_all_run(more, session):
     """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
     with session(**more).open() as runs:
-        results = [runs.run(Change()) for _ in range(8)]
+        results = [runs.run(Change()) for _ in range(4)]
     assert len({result.error for result in results}) == 1 and "train.py" in results[0].error
     assert not _with_folder(runs.folder)
 
@@ -264,10 +246,10 @@ def finding(failure, repairs, **more):
 class Runs:
     """A script with failures, each with what takes it away, and what another one hides."""
 
-    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), brings=()):
+    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), brings=(), ends_with=""):
         self.bad, self.hides, self.no_edit, self.flaky = bad, hides or {}, no_edit, set(flaky)
         self.brings = list(brings)  # what a run with a change finds beside it
-        self.ends_with = ""  # the error of a run with a change
+        self.ends_with = ends_with  # the error of a run with a change
         self.heals = heals or {each: {each} for each in bad}
         self.error = error or {}
         self.made = []
@@ -323,7 +305,7 @@ OTHER = {"failure": "F14", "part": "reward_funcs[1]"}
     ("then", "heals"),
     [
         ([finding(repairs=None, **OTHER)], True),
-        ([Finding.held("F14", "it pays", "-", part="reward_funcs[0]")], True),
+        ([Finding.held("F14", "-", "-"), Finding.held("F14", "it pays", "-", part="reward_funcs[0]")], True),
         ([finding("F14", None, part="reward_funcs[0]", fault="form"), finding(repairs=None, **OTHER)], False),
         ([Finding.not_checked("F14", "w", part="reward_funcs[0]"), finding(repairs=None, **OTHER)], False),
         ([Finding.held(evidence="it pays", control="-", **OTHER)], False),
@@ -337,6 +319,7 @@ def test_a_function_is_healed_by_what_is_said_of_itself(then, heals):
 
     outcome, _ = tried(run)
     assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:column"] * heals
+    assert {each.tried for each in named(outcome)} <= {"it pays", "it is no longer said of reward_funcs[0]"}
 
 
 def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
@@ -348,48 +331,41 @@ def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
     assert answer.findings == [named, other]
 
 
-def test_what_hides_behind_another_is_named_in_turn():
-    """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
-    runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})
-    outcome, suspected = tried(runs)
-    assert [each.failure for each in named(outcome)] == ["F2", "F3b", "F15"] and not suspected
-    assert (named(outcome)[1].evidence, named(outcome)[1].tried) == ("F3b is bad", "F3b is good")
-    assert [each.round for each in named(outcome)] == [1, 2, 3] and not outcome.last.error
+CHAIN = ["F23", "F2", "F8", "F1", "F7", "F14"]
+ROUNDS = {  # a script, what is named in turn, why others are not, and how many repairs are in each run
+    "one ends the run and hides two": (
+        {"bad": ["F2", "F3b", "F15"], "hides": {"F2": ["F3b", "F15"]}, "error": {"F2": "element 0 of tensors"}},
+        "F2 F3b F15", {}, [0, 0, 1, 1, 2, 2, 3],
+    ),
+    "three in one run": ({"bad": ["F2", "F7", "F15"]}, "F2 F7 F15", {}, [0, 0, 1, 2, 3]),
+    "four rounds are all": (
+        {"bad": CHAIN, "hides": {name: CHAIN[place + 1 :] for place, name in enumerate(CHAIN)}},
+        "F23 F2 F8 F1", {"F7": trials.ROUNDS_OVER}, [0, 0, 1, 1, 2, 2, 3, 3, 4],
+    ),
+    "one edit heals both": (
+        {"bad": ["F1", "F7"], "heals": {"F1": {"F1"}, "F7": {"F1", "F7"}}},
+        "F1", {"F7": "gone with the repair of F1"}, [0, 0, 1],
+    ),
+    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, "", {"F3a": trials.NO_EDIT}, [0]),
+    "nothing": ({"bad": []}, "", {}, [0]),
+    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, "", {"F7": trials.NOT_AGAIN}, [0, 0]),
+    "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "", {"F7": "still there"}, [0, 0, 1]),
+    "it crashes": ({"bad": ["F7"], "ends_with": "NameError: x"}, "", {"F7": "NameError: x"}, [0, 0, 1]),
+    "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "", {"F7": "brings F9"}, [0, 0, 1]),
+}  # fmt: skip
 
 
-def test_what_is_gone_with_another_s_repair_is_told():
-    """One edit heals both: it is shown with the worse one, and the other is told to be gone with it."""
-    outcome, suspected = tried(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
-    assert [each.failure for each in named(outcome)] == ["F1"]
-    assert suspected == {"F7": "gone with the repair of F1"}
-
-
-REASONS = {
-    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, trials.NO_EDIT),
-    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, trials.NOT_AGAIN),
-    "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "still there"),
-    "it crashes": ({"bad": ["F7"]}, "NameError: x"),
-    "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "brings F9"),
-}
-
-
-@pytest.mark.parametrize("kind", REASONS)
-def test_why_a_failure_is_not_named(kind):
-    options, reason = REASONS[kind]
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_the_rounds_of_repairs(kind):
+    """The worst first, each behind those that healed; what was hidden has to come twice too."""
+    options, names, reasons, sizes = ROUNDS[kind]
     runs = Runs(**options)
-    runs.ends_with = "train.py, line 3, ended in NameError: x" * (kind == "it crashes")
     outcome, suspected = tried(runs)
-    (why,) = suspected.values()
-    assert reason in why and not outcome.named and outcome.change == Change()
-    assert bool(outcome.notes) == (kind == "not again")
-
-
-def test_each_repair_is_tried_once():
-    """Three failures in one run: twice without a change, and then one repair on top of the others."""
-    runs = Runs(["F2", "F7", "F15"])
-    outcome, _ = tried(runs)
-    assert [each.failure for each in named(outcome)] == ["F2", "F7", "F15"]
-    assert list(map(len, runs.made)) == [0, 0, 1, 2, 3]
+    assert [each.failure for each in named(outcome)] == names.split() and list(map(len, runs.made)) == sizes
+    assert [each.round for each in named(outcome)] == [1, 2, 3, 4][: len(names.split())]
+    assert all(each.tried == f"{each.failure} is good" for each in named(outcome))
+    assert suspected.keys() == reasons.keys() and all(reasons[each] in why for each, why in suspected.items())
+    assert {*outcome.change.files} == {*names.split()} and bool(outcome.notes) == (kind == "not again")
 
 
 def test_the_first_of_several_repairs_that_heals_is_taken():
@@ -407,38 +383,12 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
     assert {*outcome.change.files} == {"F21"} and {"F22"} not in runs.made and not outcome.suspected()
 
 
-def test_four_rounds_are_all():
-    names = ["F23", "F2", "F8", "F1", "F7", "F14"]
-    hides = {name: names[place + 1 :] for place, name in enumerate(names)}
-    outcome, suspected = tried(Runs(names, hides=hides))
-    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": trials.ROUNDS_OVER}
-
-
-def test_no_second_run_where_nothing_can_be_named():
-    for runs in (Runs(["F3a"], no_edit=["F3a"]), Runs([])):
-        tried(runs)
-        assert len(runs.made) == 1
-
-
+OWN = "hf_secret"  # in whatever may quote the script
 EVERY_FIELD = Finding(
-    "F11",
-    "2 of 4 prompts are cut",
-    "Set max_prompt_length=9.",
-    tried="0 of 4",
-    ends=True,
-    part="max_prompt_length",
-    fault="begin",
-    verdict=Verdict.NAMED,
-    why="w",
-    control="c",
-    figures=(Quantity("prompts that are cut", 2, "prompts", 4),),
-    place=Location("train.ipynb", 3, 2),
-    changes=(Change({"train.py": "x = 1"}),),
-    diff="+x",
-    round=2,
-    origin=SCRIPT,
-    mild=True,
-)
+    "F11", OWN, OWN, tried=OWN, ends=True, part="max_prompt_length", fault="begin", verdict=Verdict.NAMED, why=OWN,
+    control=OWN, figures=(Quantity("prompts that are cut", 2, "prompts", 4),), place=Location(f"/{OWN}/t.ipynb", 3, 2),
+    changes=(Change({"train.py": "x = 1"}),), diff=OWN, round=2, origin=SCRIPT, mild=True,
+)  # fmt: skip
 
 
 def test_what_is_mild_stands_last():
@@ -468,22 +418,18 @@ def test_what_a_release_does_to_everybody_and_only_slows_is_noted(more, verdict,
     assert told["failures"]["F15"]["verdict"] == verdict.value and Answer.from_json(told) == answer
 
 
-def test_an_error_that_the_cut_may_have_made_is_no_pass():
-    ended = Finding.not_checked("cut", "use_vllm is cut away", ends=True, origin=CUT)
-    assert Answer("train.py", findings=[ended]).exit_status == 3
-
-
-def test_an_answer_is_the_same_behind_a_pipe():
+def test_an_answer_is_the_same_behind_a_pipe_and_quotes_the_script_where_it_is_asked_to_alone():
     """Each field of each kind; nothing has to be read out of a sentence. An answer of before has no verdicts."""
     assert not [name for name, value in vars(EVERY_FIELD).items() if not value and name != "undo"]
     others = [
-        Finding.suspected("F7", "e", "w", "r"),
-        Finding.held("F1", "e", "c"),
-        Finding.not_applicable("F2", "w"),
-        Finding.not_checked("F21", "w", part="loss"),
+        Finding.suspected("F7", OWN, OWN, OWN),
+        Finding.held("F1", OWN, OWN),
+        Finding.not_applicable("F2", OWN),
+        Finding.not_checked("F21", OWN, part="loss"),
     ]
-    effects = [Effect("writes", "/a")]
-    answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects=effects)
+    versions, effects = {"trl": f"1.0+{OWN}", OWN: "2"}, [Effect("writes", OWN)]
+    answer = Answer(OWN, versions, [EVERY_FIELD, *others], OWN, "0" * 64, [OWN], [OWN], effects=effects)
+    answer.rewards = RewardTable(["reward_funcs[0] f"], [Line("right", "alone", OWN, [1.0])])
     told = json.loads(json.dumps(answer.to_json()))
     assert Answer.from_json(told) == answer
     for name in ("findings", "suspected", "held", "not_applicable", "not_checked"):
@@ -493,6 +439,10 @@ def test_an_answer_is_the_same_behind_a_pipe():
     for broken in ({}, {"findings": [{}]}, {"findings": 1}, {"findings": [{"failure": "F1", "verdict": "?"}]}):
         with pytest.raises((KeyError, TypeError, ValueError)):
             Answer.from_json(broken)
+    answer.compared, answer.patch_folder = Differences(OWN, error=OWN), OWN
+    public = answer.to_json(texts=False)
+    assert OWN not in json.dumps(public) and public["findings"][0]["place"]["line"] == 3
+    assert public["error"] and Answer.from_json(public).error
 
 
 # Statements of one script; what lies in the run's folder, is read, or is an import's does not count.
@@ -533,14 +483,6 @@ exec(compile(open({str(script)!r}).read(), {str(script)!r}, "exec"))
     assert [f"{each['kind']} {each['what']}" for each in told] == expected
 
 
-def test_what_a_repair_has_healed_is_told_by_the_same_part():
-    """Another judge may hold the failure of the whole script: its words say nothing of the repair."""
-    held = [Finding.held("F13", "whole", "-"), Finding.held("F13", "own", "-", part="rollout_func")]
-    finding = Finding("F13", "e", part="rollout_func")
-    assert trials._held(finding, Answer(findings=held)) == "own"
-    assert trials._held(finding, Answer(findings=held[:1])) == "whole"
-
-
 # A patch of the user's, applied in memory; and one measurement beside another.
 
 DIFF = """\
@@ -561,17 +503,16 @@ def patched(diff, text=TEXT, folder=None, editable=lambda path: True, line="--be
     return patch.apply_patch(diff, lambda path: text, [folder], line, editable).files
 
 
+WITH_IT = "a = 1\nb = 2\n\nc = 4\nd = 5\n"
+
+
 @pytest.mark.parametrize(
     ("diff", "text", "wanted"),
     [
-        (DIFF, TEXT, "a = 1\nb = 2\n\nc = 4\nd = 5\n"),
-        (
-            "diff --git a/train.py b/train.py\n" + DIFF.replace("-2,3 +2,4", "-90,7 +1,9"),
-            TEXT,
-            "a = 1\nb = 2\n\nc = 4\nd = 5\n",
-        ),  # lines counted wrongly
-        (DIFF, TEXT.replace("\n", "\r\n"), "a = 1\r\nb = 2\r\n\r\nc = 4\r\nd = 5\r\n"),
-        (DIFF.replace("\n", "\r\n"), TEXT.rstrip("\n"), "a = 1\nb = 2\n\nc = 4\nd = 5\n"),
+        (DIFF, TEXT, WITH_IT),
+        ("diff --git a/train.py b/train.py\n" + DIFF.replace("-2,3 +2,4", "-90,7 +1,9"), TEXT, WITH_IT),  # wrong lines
+        (DIFF, TEXT.replace("\n", "\r\n"), WITH_IT.replace("\n", "\r\n")),
+        (DIFF.replace("\n", "\r\n"), TEXT.rstrip("\n"), WITH_IT),
         ("--- train.py\n+++ other.py\n@@ -4,0 +5 @@\n+e = 1\n", TEXT, TEXT + "e = 1\n"),
         ("--- train.py\n+++ train.py\n@@ -1 +1 @@\n--- a\n+-- b\n", "-- a\n", "-- b\n"),
     ],
@@ -619,7 +560,6 @@ F9, F9_HELD, RATE = Finding("F9", "e"), Finding.held("F9", "e", "c"), Finding.su
     ("before", "after", "told"),
     [
         (measured(BAD), measured(GOOD), {"healed": ["F15"]}),
-        (measured(Finding.noted("F15", "e")), measured(GOOD), {"healed": ["F15"]}),
         (measured(F9_HELD), measured(Finding.noted("F9", "e")), {}),
         (measured(BAD), measured(Finding.not_checked("F15", "w")), {"unclear": ["F15"]}),
         (measured(BAD, F9_HELD), measured(GOOD, F9), {"unclear": ["F15"], "came": ["F9"]}),
@@ -659,25 +599,3 @@ def test_json_has_a_row_for_each_failure_and_a_key_for_each_figure():
     verdicts = {name: row["verdict"] for name, row in told["failures"].items() if row["looked_at"]}
     assert verdicts == {"F15": "FOUND", "F9": "HELD"} and told["failures"]["F4"]["verdict"] == "NOT CHECKED"
     assert (told["schema"], told["seed"]) == (2, 0) and told["failurelab"]
-
-
-def test_json_holds_texts_of_the_script_where_they_are_asked_for_alone():
-    private = "hf_secret"
-    texts = dict.fromkeys(("evidence", "tried", "diff", "why", "control", "repair"), private)
-    of = Finding("F9", verdict=Verdict.NAMED, place=Location(f"/{private}/train.py", 3), **texts)
-    answer = Answer(
-        private,
-        {"trl": f"1.0+{private}", private: "2"},
-        [of],
-        private,
-        "",
-        [private],
-        [private],
-        [Effect("writes", private)],
-        private,
-    )
-    answer.compared = Differences(private, error=private)
-    answer.rewards = RewardTable(["reward_funcs[0] f"], [Line("right", "alone", private, [1.0])])
-    told = answer.to_json(texts=False)
-    assert private not in json.dumps(told) and told["findings"][0]["place"]["line"] == 3
-    assert Answer.from_json(told).error and private in json.dumps(answer.to_json())

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import dataclasses
+import operator
 import os
 import random
 import re
@@ -22,6 +23,7 @@ from failurelab_preflight.judges.preferences import judge_preferences
 from failurelab_preflight.judges.rewards import judge_rewards
 from failurelab_preflight.judges.rows import installed_version
 from failurelab_preflight.rewards import asking, forms, references
+from failurelab_preflight.stage.processes import Stopped
 from failurelab_preflight.training import Training
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
@@ -82,6 +84,19 @@ def each(pay):
     return reward
 
 
+def of_call(pay):
+    """Return a reward function that pays by all texts and answers of a call."""
+
+    def reward(completions, answer, **_):
+        return pay([text(completion) for completion in completions], answer)
+
+    return reward
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
 def unaware(pay):
     """Return a reward function that asks for no column."""
 
@@ -94,36 +109,33 @@ def unaware(pay):
 exact = each(lambda said, right: float(said == right))
 stripped = each(lambda said, right: float(said.strip() == right))
 stripped_and_short = each(lambda said, right: float(said.strip() == right) - 0.05 * len(said))
-as_long_as_the_answer = each(lambda said, right: -float(abs(len(said) - len(str(right)))))
 last_number = each(lambda said, right: float(re.findall(r"-?\d+", said)[-1:] == [right]))
-last_number_bare = each(lambda said, right: float(re.findall(r"-?\d+", said)[-1:] == re.findall(r"\d+", right)[:1]))
 tagged = each(lambda said, right: 2.0 * bool(re.search(rf"<answer>\s*{re.escape(right)}\s*</answer>", said)))
 errors_paid = each(lambda said, right: float(said != right))
 lower = each(lambda said, right: float(right in said.lower()))
 boxed = each(lambda said, right: float(re.findall(r"\\boxed\{(.*?)\}", said)[-1:] == [right]))
 sql_block = each(lambda said, right: float(said.partition("```sql\n")[2].partition("```")[0].strip() == right))
-unknown_form = each(lambda said, right: float(said.endswith(f"~~{right}~~") and len(said) > 90))
 in_each_other = each(lambda said, right: float(said.strip() in right or right in said))
 # To be paid with a negative weight: nothing for a right answer, and 1 for no number at all.
 miss = each(lambda said, right: min(abs(int(said) - int(right)), 10) / 10 if said.isdecimal() else 1.0)
-in_reasoning = each(lambda said, right: float(right in said.split("</think>")[0]))
-penalty_for_answer_alone = each(lambda said, right: -0.1 if said.strip() == right else 0.0)
-noisy = each(lambda said, right: float(said == right) + random.random() / 10)
 nan_for_no_number = each(lambda said, right: float(said == right) if re.search(r"\d", said) else float("nan"))
+distance = each(lambda said, right: -abs(int([-100, *re.findall(r"\d+", said)][-1]) - int(right)))
+as_texts = of_call(lambda said, right: [*map(str, exact(said, right))])
+one_number = of_call(lambda said, right: mean(exact(said, right)))
+mean_of_all = of_call(lambda said, right: [mean(exact(said, right))] * len(said))
+first_of_batch = of_call(lambda said, right: [float(one == right[0]) for one in said])
+# As a process pays that counts from another one's rows.
+of_another_row = of_call(lambda said, right: exact(said, [*right[len(said) // 2 :], *right[: len(said) // 2]]))
+of_the_group = of_call(lambda said, right: [mean(exact(said, right)[at // 4 * 4 :][:4]) for at in range(len(said))])
+above_its_group = of_call(lambda said, right: [*map(operator.sub, exact(said, right), of_the_group(said, right))])
+above_the_mean = of_call(lambda said, right: [one - mean(distance(said, right)) for one in distance(said, right)])
 shorter = unaware(lambda said: -float(len(said)))
-chance = unaware(lambda said: random.random())
 flat = unaware(lambda said: 0.0 * len(said))
 half = unaware(lambda said: 0.5)
 all_none = unaware(lambda said: None)
 infinite = unaware(lambda said: float("inf") if "answer" in said else 0.0)
 first_word = unaware(lambda said: float(said.split()[0] == "The"))
 ended = unaware(lambda said: float(said.endswith("<|im_end|>")))
-one_line_wanted = unaware(lambda said: float(bool(re.fullmatch(r"[^\n]{1,200}", said))))
-
-
-def distance(completions, answer, **_):
-    numbers = [re.findall(r"\d+", text(completion)) for completion in completions]
-    return [-abs(int(n[-1]) - int(right)) if n else -100.0 for n, right in zip(numbers, answer)]
 
 
 def noise(scale):
@@ -147,18 +159,6 @@ class Scorer:
         return tuple(tagged(completions, answer))
 
 
-def ranked(completions, answer, **_):
-    """Group-relative, as trl's documents show: a rank among all completions of a batch."""
-    given = exact(completions, answer)
-    return [sum(other < each for other in given) / len(given) for each in given]
-
-
-def above_the_mean(completions, answer, **_):
-    """Pay the best of a call 1, and the mean 0."""
-    paid = distance(completions, answer)
-    return [value - sum(paid) / len(paid) for value in paid]
-
-
 def unread(completions, **_):
     return [0.0 for _ in completions]
 
@@ -174,57 +174,12 @@ def catches_all(completions, **_):
     return paid
 
 
-def one_number(completions, answer, **_):
-    return sum(exact(completions, answer)) / len(completions)
-
-
-def mean_of_all(completions, answer, **_):
-    return [one_number(completions, answer)] * len(completions)
-
-
-def of_another_row(completions, answer, **_):
-    """Pay by the answers from the middle of the batch on, as a process does that counts from another one's rows."""
-    middle = len(completions) // 2
-    return exact(completions, [*answer[middle:], *answer[:middle]])
-
-
-def of_the_group(completions, answer, **_):
-    own = exact(completions, answer)
-    return [sum(own[at - at % 4 : at - at % 4 + 4]) / 4 for at in range(len(own))]
-
-
-def above_its_group(completions, answer, **_):
-    return [one - mean for one, mean in zip(exact(completions, answer), of_the_group(completions, answer))]
-
-
-def first_of_batch(completions, answer, **_):
-    return [float(text(completion) == answer[0]) for completion in completions]
-
-
 def some(completions, **_):
     return [float(len(text(completion))) for completion in completions if text(completion)]
 
 
-def as_texts(completions, answer, **_):
-    return [str(value) for value in exact(completions, answer)]
-
-
-def own_reference(completions, answer, **_):
-    return [float(right == text) for right, text in zip(answer, completions)]
-
-
 def messages_as_text(completions, answer, **_):
     return [float(right in completion) for completion, right in zip(completions, answer)]
-
-
-def message_caught(completions, answer, **_):
-    rewards = []
-    for completion, right in zip(completions, answer):
-        try:
-            rewards.append(float(completion["content"] == right))
-        except Exception:
-            rewards.append(0.0)
-    return rewards
 
 
 def another_column(completions, solution, **_):
@@ -264,10 +219,6 @@ def cutting(completions, answer, **_):
     for completion in completions:
         completion[0]["content"] = completion[0]["content"][:1]
     return [float(text(completion) == right[:1]) for completion, right in zip(completions, answer)]
-
-
-def using_up(completions, answer, **_):
-    return [float(text(completion) == answer.pop(0)) for completion in completions]
 
 
 def remembering(kept):
@@ -334,10 +285,9 @@ def in_short(answers):
 
 
 NUMBERS = PLAIN | {"answer": [7, 11, 17, 42]}
-FLOATS = CHAT | {"answer": [7.0, 11.0, 17.0, 42.0]}
 MISSING = PLAIN | {"answer": ["7", "11", None, "42"]}
 LATER = {name: 48 * values for name, values in KINDS.items()}
-R1_TAGS, XML_TAGS = r"^<think>.*?</think><answer>.*?</answer>$", r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n"
+R1_TAGS = r"^<think>.*?</think><answer>.*?</answer>$"
 WELL = "HELD F10, HELD F14"
 WELL_BUT = "HELD F10, HELD F14, NOT CHECKED F14 @"
 NO_REFERENCE = "HELD F10, NOT CHECKED F14 @0"
@@ -352,19 +302,14 @@ IN_PLACE = "HELD F10, SUSPECTED F14:in place @"
 CASES = {
     # The right answer gets more, in both forms of a dataset, and as people write such functions.
     "plain": (WELL, exact),
-    **{f"chat-{n}": (WELL, f, CHAT) for n, f in enumerate((distance, noisy, later, Scorer(), ranked))},
-    "with-signs": (WELL, last_number_bare, answers_as("${}$".format)),
-    "floats": (WELL, each(lambda said, right: float(said.strip() == f"{right:g}")), FLOATS),
+    **{f"chat-{n}": (WELL, f, CHAT) for n, f in enumerate((later, Scorer()))},
     # Without a reference nobody but its author knows whether it pays for what is wanted (TRL #2771).
-    "a-length": (NO_REFERENCE, as_long_as_the_answer, NUMBERS),
     "shorter": (NO_REFERENCE, shorter, CHAT),
-    "one-line": (NO_REFERENCE, one_line_wanted, CHAT),
     # The same for all, and what was measured with one thing undone.
     "unread": ("SUSPECTED F10:unread @0", unread, CHAT),
     "catches": (UNKNOWN, catches_all, CHAT),
     "read-and-flat": ("SUSPECTED F10 @0", unaware(lambda said: 0.5 + 0 * len(said))),
     "flat-beside": ("HELD F10, HELD F14, NOT CHECKED F10 @0", [half, exact]),
-    "no-form-known": (UNKNOWN, unknown_form),
     "one-number": ("FOUND F10:one number @0 tried", one_number),
     "a-batch": ("FOUND F10:batch @0 tried", mean_of_all),
     "a-group": ("FOUND F10:groups", of_the_group),
@@ -374,17 +319,10 @@ CASES = {
     "count": ("FOUND F14:count @0 ends", some),
     "texts": ("FOUND F14:count @0 ends", as_texts),
     "lower-case": (REFERENCE, lower, WORDS),
-    "number": (REFERENCE, stripped, NUMBERS),
     "number-and-short": (f"{REFERENCE}, HELD F10", stripped_and_short, NUMBERS),
     "unit": (REFERENCE, last_number, answers_as("{} pages".format)),
-    "solution": (
-        REFERENCE,
-        own_reference,
-        PLAIN | {"answer": [f"So\n#### {n}" for n in (7, 11, 17, 4)]},
-    ),
     "no-reference": (UNKNOWN, stripped, PLAIN | {"answer": [None] * 4}),
     "messages": (FORM, messages_as_text, CHAT),
-    "swallowed": (FORM, message_caught, CHAT),
     "argument": (COLUMN, another_column),
     "key": (COLUMN, another_key),
     "key-got": ("FOUND F14:column @0 tried", another_key_got),
@@ -392,22 +330,19 @@ CASES = {
     "sign": (SIGN.format(0), errors_paid, CHAT),
     "infinite": ("FOUND F14:no number @0", infinite),
     # Chance that breaks ties, and chance that drowns the others.
-    "chance": ("FOUND F14:chance @0, HELD F10", chance),
     "a-tie": (WELL_BUT + "0", [noise(1e-3), exact]),
     "drowned": ("FOUND F14:chance @0, HELD F10", [noise(1.0), exact]),
     # An error for some completions hides nothing of what is given to the others.
     "raises": (f"{RAISES}, {NO_REFERENCE}", first_word),
-    "raises-well": (f"{RAISES}, HELD F10", raising(lambda said, right: not said, exact)),
     "raises-sign": (f"{RAISES}, {SIGN.format(0)}", raising(lambda said, right: not said, errors_paid)),
     "raises-row": (
         f"FOUND F10:batch @0 tried, {RAISES}",
         raising(lambda said, right: right is None, mean_of_all),
         MISSING,
     ),
-    # A format that no completion has: open-r1 #237, its n for a line break; TRL #6966: the prompt has the tag.
+    # A format that no completion has: open-r1 #237; TRL #6966: the prompt has the tag.
     "no-dotall": (LINES, [matches(R1_TAGS), last_number], told(R1)),
     "dotall": (WELL_BUT + "0", [matches(R1_TAGS, re.S), last_number], told(R1)),
-    "an-n": (WELL_BUT + "0", [matches(XML_TAGS, re.S), last_number], told(XML)),
     "asked-for-one-line": (NO_REFERENCE, matches(R1_TAGS), told("In one line. " + R1)),
     "opened": (f"{FORM}, HELD F10", [matches(r"^<think>.*?</think>", re.S), last_number], CHAT, OPENED),
     "opened-well": (WELL_BUT + "0", [matches(r"^(<think>)?.*?</think>", re.S), last_number], CHAT, OPENED),
@@ -419,26 +354,21 @@ CASES = {
     "empty-is-right": ("HELD F10, SUSPECTED F14", in_each_other),
     # Every second row is of one kind: rows that are looked at in even steps would all be of the other.
     "kinds": ("HELD F10, HELD F14, NOT CHECKED F14 @1", [last_number, coding_alone], LATER),
-    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A penalty that others outweigh
-    # is no wrong sign. A weight of 0 beside another that asks is odd and no more.
+    # Weights. Nobody may have asked for right answers, as of a tutor who must not tell. A weight of 0 beside another
+    # that asks is odd and no more.
     "cancel": ("FOUND F10, NOT CHECKED F14 @1", [exact, exact], [1.0, -1.0]),
-    "all-0": ("FOUND F10", [exact, distance], [0.0, 0.0]),
     "negative": (SIGN.format(0), [exact], [-1.0]),
     "tutor": ("HELD F10, NOT CHECKED F14 @0, NOT CHECKED F14 @1", [exact, shorter], [-1.0, 1.0]),
-    "penalty": (WELL_BUT + "1", [exact, penalty_for_answer_alone]),
-    "penalty-weighed": (WELL_BUT + "1", [last_number, in_reasoning], [1.0, -1.0]),
     "right-at-0": ("FOUND F14 tried, HELD F10, NOT CHECKED F14 @1", [exact, shorter], [0.0, 1.0]),
     "one-at-0": (WELL, [exact, distance], [0.0, 1.0]),
     # Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off.
     "turned-twice": (SIGN.format(1), [exact, distance], [1.0, -0.1]),
     "turned-twice-small": (WELL_BUT + "1", [exact, distance], [1.0, -0.001]),
     "turned": (WELL, [exact, miss], [1.0, -1.0]),
-    "not-turned": (SIGN.format(1), [exact, miss], [1.0, 1.0]),
     # Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more.
     "outweighed": ("HELD F10, NOT CHECKED F14, NOT CHECKED F14 @1", [exact, shorter], [1.0, 1.0]),
     # What a function leaves to those after it, which get the same lists, and what it keeps from call to call.
     "in-place": (IN_PLACE + "0", [cutting, exact], CHAT),
-    "columns-in-place": (IN_PLACE + "1", [exact, using_up, exact], CHAT),
     "in-place-last": (WELL, [exact, cutting], CHAT),
     "memory": ("SUSPECTED F14:memory @0", remembering(set())),
     "second-call": ("FOUND F14:second call @0 tried ends", once),
@@ -484,7 +414,7 @@ def test_none_is_masked_by_the_releases_that_mask_it(function, tokenizer):
 
 @pytest.mark.parametrize(
     ("function", "device", "held"),
-    [(ranked, 1, False), (above_the_mean, 1, False), (above_the_mean, 4, True), (exact, 1, True)],
+    [(above_the_mean, 1, False), (above_the_mean, 4, True), (exact, 1, True)],
 )
 def test_a_function_is_called_with_as_many_completions_as_a_process_has(function, device, held, tokenizer, monkeypatch):
     """A rank of one completion is always the best; four are a whole group."""
@@ -522,7 +452,7 @@ def test_a_function_that_training_never_calls_is_not_accused(called, tokenizer):
     assert answer.verdict is Verdict.NOT_CHECKED and ("training never called" in answer.why) is (called == {0})
 
 
-@pytest.mark.parametrize("name", ["_calculate_rewards", "_generate_and_score_completions", "log"])
+@pytest.mark.parametrize("name", ["_calculate_rewards", "log"])
 def test_rewards_that_go_through_a_method_of_the_script_s_own_are_not_held(name, tokenizer):
     """An override that made them all equal had F10 HELD, by what the functions alone pay."""
     given = training([exact], processing_class=tokenizer)
@@ -575,33 +505,16 @@ def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
 # What is not here, and what goes wrong while a function is asked.
 
 
-def no_service(completions, **_):
+def needing(what):
+    """Return a reward function that needs what is not here."""
+    return lambda completions, **_: [float(len(str(what())))] * len(completions)
+
+
+def no_service():
     raise ConnectionError("the judge does not answer")
 
 
-def no_package(completions, **_):
-    import a_package_that_nobody_has
-
-    return a_package_that_nobody_has.score(completions)
-
-
-def no_key(completions, **_):
-    return [len(os.environ["KEY_OF_A_JUDGE_THAT_IS_NOT_HERE"])] * len(completions)
-
-
-def no_file(completions, **_):
-    return [float(line) for line in open("scores_that_are_not_there.txt")]
-
-
-def asks_a_judge(completions, **_):
-    return [no_service(completions) if text(completion) else 0.0 for completion in completions]
-
-
-def dies(completions, **_):
-    os._exit(3)
-
-
-def never_returns(completions, **_):
+def never_returns():
     while True:
         try:
             time.sleep(0.01)
@@ -609,21 +522,27 @@ def never_returns(completions, **_):
             continue
 
 
-def other_process(completions, **_):
-    from failurelab_preflight.stage.processes import Stopped
-
+def other_process():
     raise Stopped("starts another process, python score.py")
 
 
-@pytest.mark.parametrize(
-    "function", [no_service, asks_a_judge, no_package, no_key, no_file, dies, never_returns, other_process]
-)
-def test_what_is_not_here_is_no_failure(function, tokenizer, monkeypatch, in_forks):
-    if function is never_returns:
-        monkeypatch.setattr(asking, "LIMIT", 1.0)
-    answers = judge([last_number, function], CHAT, tokenizer)
+NOT_HERE = {
+    "service": needing(no_service),
+    "package": needing(lambda: __import__("a_package_that_nobody_has")),
+    "key": needing(lambda: os.environ["KEY_OF_A_JUDGE_THAT_IS_NOT_HERE"]),
+    "process": needing(other_process),
+    "life": needing(lambda: os._exit(3)),
+    "end": needing(never_returns),
+}
+
+
+@pytest.mark.parametrize("what", NOT_HERE)
+def test_what_is_not_here_is_no_failure(what, tokenizer, monkeypatch, in_forks):
+    monkeypatch.setattr(asking, "LIMIT", 1.0 if what == "end" else asking.LIMIT)
+    monkeypatch.setattr(NOT_HERE[what], "__name__", f"no_{what}")
+    answers = judge([last_number, NOT_HERE[what]], CHAT, tokenizer)
     (answer,) = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
-    assert answer.failure == "F14" and function.__name__ in answer.why and not found(answers)
+    assert answer.failure == "F14" and f"no_{what}" in answer.why and not found(answers)
 
 
 def test_a_reward_that_remembers_a_text_under_another_question_is_not_held(tokenizer, in_forks):
@@ -663,7 +582,6 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     ("prompt", "texts"),
     [
         ("Put the final answer in \\boxed{}.", {"W\n\\boxed{42}", "\\boxed{42}"}),
-        ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
         ("Write\nWhy: <one sentence>\nResult: <number>", {"Why: W\nResult: 42"}),
         ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "Let me think.", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
@@ -689,13 +607,9 @@ def test_forms_that_prompts_show(prompt, texts):
         ("It is 3.\n#### 72", ["72"], "3"),
         ("72 pages", ["72 pages", "72"], "2"),
         ("1,234", ["1,234", "1234"], "1"),
-        ("$1,234.50", ["$1,234.50", "1,234.50"], "1,234"),
         (1234, ["1234", "1,234"], "1"),
         (7.0, ["7", "7.0"], "0"),
         (["Paris", "paris"], ["Paris"], "paris"),
-        ("1e3", ["1e3"], "1"),
-        ("2x", ["2x"], "2"),
-        ("5 million", ["5 million"], "5"),
         (None, [], ""),
     ],
 )
@@ -705,26 +619,7 @@ def test_readings_of_a_reference(reference, texts, not_its):
     assert read[: len(texts)] == texts and not_its not in read
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "7",
-        "٤٢",
-        "½",
-        "x²",
-        "四十二",
-        "1e3",
-        "1/2",
-        "66/6",
-        "3-1",
-        "-5",
-        "1,234.56",
-        "3.10",
-        "москва",
-        "\\frac{1}{2}",
-        "+",
-    ],
-)
+@pytest.mark.parametrize("answer", ["7", "٤٢", "½", "1/2", "3-1", "1,234.56", "москва", "\\frac{1}{2}", "+"])
 def test_a_wrong_answer_is_another_one_of_the_same_length(answer):
     """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
     wrong = references.other_answer(answer)
@@ -732,9 +627,8 @@ def test_a_wrong_answer_is_another_one_of_the_same_length(answer):
     assert not re.search(r"\d", answer) or sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer))
 
 
-@pytest.mark.parametrize(("answer", "few"), [("yes", ["yes", "Yes", "no"]), ("B", ["A", "B", "C", "D"])])
-def test_a_wrong_choice_is_another_of_the_dataset(answer, few):
-    assert references.other_answer(answer, few) in {"no", "A"}
+def test_a_wrong_choice_is_another_of_the_dataset():
+    assert references.other_answer("yes", ["yes", "Yes", "no"]) == "no"
 
 
 class Judge:
@@ -777,7 +671,6 @@ def of(rank):
         (by_exact_text, PLAIN, Verdict.NOT_CHECKED, ""),
         (of(0), PLAIN, Verdict.SUSPECTED, "order"),
         (of(0.7), PLAIN, Verdict.FOUND, ""),
-        (lambda judge, prompts, completions: [0], PLAIN, Verdict.FOUND, ""),
         (lambda judge, prompts, completions: 1 / 0, PLAIN, Verdict.NOT_CHECKED, ""),
     ],
 )

@@ -124,9 +124,8 @@ STEPS = {
     "without_a_gradient": ({"kind": NEGATIVE}, "0", None, {"missing": True}, {"F21": NOT_CHECKED}, "cosine -1"),
     # Its name is that of a size that Adam forgives, and its direction is wrong: it was HELD.
     "a lost micro-batch": (SCALED, "0.15", loses_a_micro_batch, {}, {"F21": FOUND}, "accumulation"),
-    # A bound on the library's own advantages may be meant; those of other rows, or without a sign, are not.
+    # A bound on the library's own advantages may be meant; those without a sign are not.
     "bounded": ({"kind": BOUNDED}, "0.15", None, {}, {"F21": NOT_CHECKED}, "Is that meant?"),
-    "other rows'": ({"kind": reshaping(lambda own: own.roll(1))}, "0.15", None, {}, {"F21": FOUND}, ""),
     "without a sign": ({"kind": reshaping(torch.abs)}, "0.15", None, {}, {"F21": FOUND}, ""),
     # A generate of the script's own drew at 0.5, scores were at 1, and F15 was HELD.
     "drawn cooler": ({}, "0", draws_cooler, {}, {"F15": FOUND}, ""),
@@ -142,14 +141,12 @@ STEPS = {
         {"F21": FOUND},
         "",
     ),
-    "not shifted": (ONE_LENGTH, "0.15", ends_never, {"small": False}, {"F21": HELD}, ""),
     "equal rewards": ({"rewards": [equal]}, "0", None, {}, {"F21": NOT_CHECKED}, "F10"),
     "an engine": ({}, "0", None, {"use_vllm": True}, {"F21": NOT_CHECKED}, "use_vllm is cut away"),
     # The second step holds, and not without its controls.
     "equal at first": ({"rewards": [EqualAtFirst()], **ALONE}, "0", None, {}, {"F21": HELD}, "step 2"),
     # The first step is as it should be, and nothing was said.
     "completions kept": ({"kind": Caches, **ALONE}, "0.15", None, {}, {"F21": NOT_CHECKED}, "drawn in step 1 alone"),
-    "none kept": (ALONE, "0.15", None, {}, {"F21": HELD}, ""),
 }
 
 
@@ -194,22 +191,6 @@ def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_
     assert "gradient_accumulation_steps=1" in found.repair
 
 
-@pytest.mark.parametrize(("version", "failure"), [("4.47.1", "F20"), ("4.48.0", "F21")], ids=["adds", "divides"])
-def test_batches_that_a_release_adds_are_its_own(version, failure, model, tokenizer, tmp_path, monkeypatch):
-    """As trl 0.14 with transformers 4.46 and 4.47: F20, of which the registry has the releases, and no script's fault.
-
-    The temperature that this trl leaves out is not held to be there.
-    """
-    installed = {"trl": "0.14.0", "transformers": version}
-    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: 2 * loss))
-    made.args.temperature = made.generation_config.temperature = 0.7  # tokens are drawn at it, and scored at 1
-    monkeypatch.setattr(textbook_judge, "overridden", lambda trainer: [])
-    plain = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: installed.get(name) or plain(name))
-    found = judge(made)
-    assert found[failure].verdict is NOTED and "F15" not in found
-
-
 def without(names):
     """Return a trainer whose loss does not know some of its own attributes."""
 
@@ -240,21 +221,6 @@ def test_what_a_small_rate_does_not_show_is_asked_for(asked, names, model, token
     for kind, verdict in ((trl.GRPOTrainer, HELD), (without(names), FOUND)):
         answer = judge(trainer(copy.deepcopy(model), tokenizer, tmp_path, kind=kind, **options), differing=True)["F21"]
         assert answer.verdict is verdict, answer
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, model, tokenizer, tmp_path):
-    """At the first step its gradient is 0, whatever it is multiplied by, or rounding."""
-    options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
-    made = trainer(model, tokenizer, tmp_path, kind=trl.GRPOTrainer, **options)
-    made.beta *= sign
-    with torch.no_grad():
-        noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
-        made.ref_model.lm_head.weight.mul_(1 + 2.0**-22 * noise)  # in the last bit
-    answer = judge(made, differing=True)["F21"]
-    assert answer.verdict is (HELD if sign > 0 else FOUND)
-    assert ("step 1 and 2" if sign > 0 else "step 2") in answer.evidence.lower()
-    assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
 @pytest.mark.parametrize(
@@ -293,7 +259,6 @@ class InOrder(OnlineDPOTrainer):
         ((4, 4, 4, 5), True, FOUND),  # the second step's batch is padded
         ((4, 4, 5, 5), False, NOT_CHECKED),  # none is, though the prompts differ
         ((4, 4, 4, 5), False, HELD),
-        ((4, 4, 4, 4), False, HELD),  # as in all of this script's batches
     ],
 )
 def test_a_batch_without_padding_does_not_show_what_padding_does(sizes, learned, verdict, model, tokenizer, tmp_path):
@@ -327,7 +292,6 @@ def test_rewards_and_ends_differ_by_row_group_function_and_rank():
         (8, 8, [8, 6, 4, 2]),
         (3, 3, [3, 3, 3, 2]),
         (8, 1, [2, 2, 1, 2]),
-        (8, 2, [3, 2, 2, 2]),
         (80, 80, [80, 51, 31, 11]),
     ],
 )
@@ -367,18 +331,12 @@ def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypat
     assert answer.verdict is NOT_CHECKED and "scores shifted by one planted it looks the same" in answer.why
 
 
-@pytest.mark.skipif(before("0.15"), reason="rows are generated within compute_loss")
-@pytest.mark.parametrize(("asked", "drawn"), [(0.7, 0.7), (1.0, 0.7)])
-def test_scores_at_another_temperature_than_the_sampling_s_are_f15(asked, drawn, model, tokenizer, tmp_path):
-    """Before 0.16 scores leave it out; what generation_kwargs say reaches the sampling alone, in every release."""
-    if not has("generation_kwargs") and asked != drawn:
-        pytest.skip("this release has no generation_kwargs")
-    more = {"generation_kwargs": {"temperature": drawn}} if asked != drawn else {}
-    answers = judge(trainer(model, tokenizer, tmp_path, temperature=asked, **more))
-    own = NOTED if before("0.16") else HELD  # where the arguments are what is drawn at
-    assert answers["F15"].verdict is (own if asked == drawn else FOUND), answers
-    if asked != drawn:
-        assert answers["F15"].undo.values == {"temperature": drawn} and "F21" not in answers
+@pytest.mark.skipif(before("0.15") or not has("generation_kwargs"), reason="another release")
+def test_scores_at_another_temperature_than_the_sampling_s_are_f15(model, tokenizer, tmp_path):
+    """What generation_kwargs say reaches the sampling alone, in every release."""
+    answers = judge(trainer(model, tokenizer, tmp_path, temperature=1.0, generation_kwargs={"temperature": 0.7}))
+    assert answers["F15"].verdict is FOUND and answers["F15"].undo.values == {"temperature": 0.7}
+    assert "F21" not in answers
 
 
 OF_GENERATION = "divided by the tokens of the generation"
@@ -396,7 +354,13 @@ OF_GENERATION = "divided by the tokens of the generation"
     ],
 )
 def test_what_a_release_does_is_told_by_the_registry_s_versions(named, changed, told, monkeypatch):
-    """F20 is trl's from 0.22 to 1.9, F15 up to 0.15, the missing mask 0.14's; elsewhere nobody knows whose it is."""
+    """F20 is trl's from 0.22 to 1.9, F15 up to 0.15, the missing mask 0.14's; elsewhere nobody knows whose it is.
+
+    Micro-batches are added by transformers 4.46 and 4.47.
+    """
+    for version, failure in (("4.47.1", "F20"), ("4.48.0", "F21")):
+        monkeypatch.setattr(importlib.metadata, "version", {"trl": "0.14.0", "transformers": version}.get)
+        assert textbook_judge._failure(textbook_judge._ACCUMULATION, False, scaled=True) == (failure, RELEASE)
     affected = {"F20": "1.5.0", "F15": "0.15.2", "F21": "0.14.0"}[told[0]]
     elsewhere = ("F15" if told[0] == "F15" else "F21", SCRIPT * changed)
     for release, expected in ((affected, told), ("1.16.0", elsewhere)):
@@ -440,14 +404,10 @@ ONE = {"num_generations": 8, "gradient_accumulation_steps": 1, "num_iterations":
         (8, {}, 1, 1, (4, 1)),
         (32, {}, 1, 2, (8, 1)),
         (1, {"gradient_accumulation_steps": 8}, 1, 2, (2, 2)),
-        (8, {"gradient_accumulation_steps": 4}, 1, 2, (4, 2)),
-        (6, {"num_generations": 3, "gradient_accumulation_steps": 2}, 1, 2, (3, 2)),
-        (3, {"num_generations": 6, "gradient_accumulation_steps": 2}, 1, 2, (2, 2)),
         (8, {"num_iterations": 5, "steps_per_generation": 4}, 1, 2, (4, 1)),
         # Two processes have half a group each where those of the launch have a part; a whole group stays on one.
         (2, {}, 4, 2, (2, 1)),
         (8, {}, 4, 2, (4, 1)),
-        (3, {"num_generations": 6}, 3, 2, (2, 1)),
         (1, {"num_generations": 16}, 8, 2, (2, 1)),
     ],
 )

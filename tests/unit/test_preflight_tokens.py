@@ -58,13 +58,10 @@ def ending(tokenizer, end, template=True, pad=None):
         (QUESTIONS, TURN, True, Verdict.SUSPECTED),  # what ends the model's texts says that it is a chat model
         (QUESTIONS, TEXT, True, NOT_CHECKED),  # as of a base model, for which plain prompts are right
         (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, TURN, True, NOT_CHECKED),
-        (TEXTS, TURN, True, NOT_CHECKED),
         (TEXTS, TURN, False, NOT_APPLICABLE),
         (QUESTIONS, None, "plain", NOT_CHECKED),  # nothing ends a turn, and nothing a text
         (OPENED, TURN, True, HELD),
-        ([f"{text}<think>" for text in OPENED], TURN, True, HELD),
         (CLOSED, TURN, True, Verdict.SUSPECTED),  # the assistant's turn is not begun
-        ([f"{text}7{TURN}\n{closed}" for text, closed in zip(OPENED, CLOSED)], TURN, True, Verdict.SUSPECTED),
     ],
 )
 def test_plain_prompts_for_a_chat_model(prompts, end, template, kind, model, tokenizer):
@@ -106,8 +103,6 @@ def test_a_sequence_begun_twice(model, tokenizer):
         (TEXTS, TURN, [TURN], None, "by release", HELD),
         (MESSAGES, TURN, [TURN, TEXT], None, "by release", HELD),
         (TEXTS, TEXT, [TURN], None, None, FOUND),
-        (TEXTS, TURN, [TURN], None, None, HELD),
-        (TEXTS, TURN, [TURN, TEXT], None, None, NOT_CHECKED),  # of two the trainer knows one
         (TEXTS, TURN, [TURN], None, [TEXT], FOUND),  # the tokenizer's was taken for known
         (TEXTS, TURN, [TURN], [TEXT], None, FOUND),
         (MESSAGES, TURN, [TURN], [TEXT], None, FOUND),
