@@ -288,7 +288,7 @@ def tables():
 
 @pytest.mark.parametrize(("moves", "grown"), [({2: 0.06}, 0.05 / 0.06), ({1: 0.5}, None)])
 def test_how_far_another_model_fell_behind_is_told_by_the_tokens_that_it_drew(moves, grown):
-    """A sampler that got no weights was held: it was compared with how far the policy moved on tokens of another call."""
+    """A sampler that got no weights was held, beside how far the policy moved on tokens of another call."""
     seen = tables()
     behind = [
         dataclasses.replace(draw, logps=tuple(logp - 0.05 for logp in draw.policy_logps)) if draw.call == 2 else draw
