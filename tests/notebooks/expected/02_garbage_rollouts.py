@@ -3,10 +3,10 @@
 
 def check(result):
     grid = {name: result.figures(case=f"notebook 02: {name}") for name in MODES}
-    able = grid["eval, cache"]["off"]
+    able = grid["eval, cache on"]["off"]
     for name, row in grid.items():
         for kind, share in row.items():
-            garbage = name == "train, cache" and kind != "off"
+            garbage = name == "train, cache on" and kind != "off"
             assert share < 0.7 * able if garbage else abs(share - able) < 0.01, (name, kind, share)
     found = result.figures(case="notebook 02")
     assert found["first"] < found["by_hand"] - 0.05, found
@@ -23,7 +23,7 @@ def check(result):
     assert [call[:2] for call in new["train"]] == [[6, 0], [1, 0], [1, 0]]
 
 
-MODES = ("train, cache", "train, no cache", "eval, cache", "eval, no cache")
+MODES = ("train, cache on", "train, cache off", "eval, cache on", "eval, cache off")
 
 # Wrong answers to the exercise.
 

@@ -2,19 +2,14 @@
 
 
 def check(result):
-    def figures(case):
-        return result.figures(case=f"notebook 05: {case}")
-
-    right, wrong = figures("trl-0.14"), figures("trl-0.14-tf-4.52")
-    assert right["rows"] == [3, 4] and wrong["rows"] == [0, 1]
-    tried = figures("tried")
-    assert abs(tried["untrained"] - right["rewards"][0]) < 0.1, tried
-    assert figures("one line of the step")["cosine"] < 0.6
-    assert abs(tried["kl"]) < 1e-6 and tried["rows"].startswith("4 ahead")
-    assert figures("rows that functions use today") == {"right_name": 1, "old_name": 4, "off_by_one": 0}
-    healed = figures("forward")
-    assert abs(healed["first"] - right["rewards"][0]) < 0.02
-    assert healed["lora"][-1] > healed["lora"][0] + 0.05
+    found = result.figures(case="notebook 05")
+    assert found["old_rows"] == [3, 4] and found["new_rows"] == [0, 1]
+    assert abs(found["untrained"] - found["old"][0]) < 0.1, found
+    assert found["cosine"] < 0.6
+    assert abs(found["kl"]) < 1e-6 and found["lora"].startswith("4 ahead")
+    assert [found[name] for name in ("right_name", "old_name", "off_by_one")] == [1, 4, 0], found
+    assert abs(found["again"] - found["old"][0]) < 0.02
+    assert found["healed"][-1] > found["healed"][0] + 0.05
 
 
 # Wrong answers to the exercise.
