@@ -5,6 +5,7 @@ import sys
 
 import numpy
 import pytest
+import torch
 from matplotlib import pyplot
 from tests.kernels import Notebook
 
@@ -47,6 +48,23 @@ def test_an_answer_that_misses_something_is_told_in_a_line(shown, written, told)
     goes_on = exercise.check(written, right, CALLS)
     assert goes_on is right and told in shown[0]["text/plain"] and "\n" not in shown[0]["text/plain"]
     assert shown[0]["text/plain"].startswith("not yet")
+
+
+@pytest.mark.parametrize(
+    ("expected", "right", "wrong"),
+    [
+        ((1, 3), (torch.tensor(1.0), 3.0), (torch.tensor(1.0), -3.0)),
+        ((1, 3), [1, 3], 1),
+        ((1, 3), (1, 3), (1, 3, 5)),
+        (torch.tensor([2.0]), torch.tensor([2.00001]), torch.tensor([[2.0]])),
+        (torch.tensor([2.0, 3.0]), torch.tensor([2.0, 3.0]), [2.0, 3.0]),
+        (torch.tensor([True, False]), torch.tensor([True, False]), torch.tensor([True, True])),
+    ],
+)
+def test_several_numbers_are_compared_one_by_one(shown, expected, right, wrong):
+    calls = [("a call", (), expected, "All of them.")]
+    exercise.check(lambda: wrong, lambda: right, calls)
+    assert "is right. All of them." in shown[0]["text/plain"]
 
 
 def test_a_right_answer_is_what_the_notebook_goes_on_with(shown):
