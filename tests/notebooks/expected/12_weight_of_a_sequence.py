@@ -2,16 +2,22 @@
 
 
 def check(result):
-    broken, capped, repaired, lengths = (
-        result.figures(case=f"notebook 12: {name}")
-        for name in ("one weight a completion", "capped at 3", "one weight a token", "lengths")
+    masked, capped, single = (
+        result.figures(case=f"notebook 12: {mode}", state=state)["size"]
+        for state, mode in (
+            ("broken", "sequence_mask"),
+            ("wrong_fix", "sequence_truncate"),
+            ("right_fix", "token_truncate"),
+        )
     )
-    assert abs(broken["mean_short"] - 1) < 0.1 and broken["mean_long"] < 0.75
-    assert broken["size"] < 16 and max(broken["default"], capped["size"]) < 32  # of 64
-    assert abs(repaired["mean"] - 1) < 0.05 and repaired["gap"] < 0.15
-    assert lengths["bfloat16_256"] > 48 and lengths["sigma_8"] > 4 * lengths["sigma_16"] > 0
-    masked, truncated, single = lengths["fixed"]
-    assert max(masked, truncated) < 32 < 60 < single
+    assert max(masked, capped) < 32 < 60 < single  # of 64
+    lengths = result.figures(case="notebook 12: lengths")
+    short, long, repaired = lengths["means"]
+    assert abs(short - 1) < 0.1 and long < 0.75 and abs(repaired - 1) < 0.05 and lengths["gap"] < 0.15
+    *_, bfloat16_256, _, _, eight_bits_128, _ = lengths["sizes"]
+    assert eight_bits_128 < 16 < 48 < bfloat16_256
+    sigma_16, sigma_8 = lengths["sigmas"]
+    assert sigma_8 > 4 * sigma_16 > 0
 
 
 # Wrong answers to the exercise.
