@@ -50,20 +50,9 @@ def test_an_answer_that_misses_something_is_told_in_a_line(shown, written, told)
     assert shown[0]["text/plain"].startswith("not yet")
 
 
-@pytest.mark.parametrize(
-    ("expected", "right", "wrong"),
-    [
-        ((1, 3), (torch.tensor(1.0), 3.0), (torch.tensor(1.0), -3.0)),
-        ((1, 3), [1, 3], 1),
-        ((1, 3), (1, 3), (1, 3, 5)),
-        (torch.tensor([2.0]), torch.tensor([2.00001]), torch.tensor([[2.0]])),
-        (torch.tensor([2.0, 3.0]), torch.tensor([2.0, 3.0]), [2.0, 3.0]),
-        (torch.tensor([True, False]), torch.tensor([True, False]), torch.tensor([True, True])),
-    ],
-)
-def test_several_numbers_are_compared_one_by_one(shown, expected, right, wrong):
-    calls = [("a call", (), expected, "All of them.")]
-    exercise.check(lambda: wrong, lambda: right, calls)
+@pytest.mark.parametrize(("expected", "wrong"), [((1, 3), [1, -3]), (torch.ones(1), torch.ones(1, 1))])
+def test_several_numbers_are_compared_one_by_one(shown, expected, wrong):
+    exercise.check(lambda: wrong, lambda: expected, [("a call", (), expected, "All of them.")])
     assert "is right. All of them." in shown[0]["text/plain"]
 
 

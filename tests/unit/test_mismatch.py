@@ -360,8 +360,8 @@ def test_an_engine_in_eight_bits_keeps_matrices_as_float8_and_draws_to_the_limit
 @pytest.mark.parametrize(("reloads", "held"), [(True, ["trained", "first"]), (False, ["trained", "trained"])])
 def test_the_engine_says_whose_weights_it_draws_with(reloads, held, monkeypatch):
     """Step 0 draws with the first weights, which are the trained ones then; a reload brings them back in step 1."""
-    for setting in ("eight_bits", "reloads"):
-        monkeypatch.setattr(vllm_stand_in.LLM, setting, False)
+    monkeypatch.setattr(vllm_stand_in.LLM, "eight_bits", False)
+    monkeypatch.setattr(vllm_stand_in.LLM, "reloads", False)
     vllm_stand_in.install(reloads=reloads)
     policy, tokenizer = models.load("tiny")
     trainer = trainers.grpo(
