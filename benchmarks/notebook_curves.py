@@ -8,7 +8,6 @@
 Eras: today.
 """
 
-import contextlib
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -69,17 +68,16 @@ class Changed(transformers.TrainerCallback):
         self.share = changed / sum(start.numel() for start in self.before.values())
 
 
-def slept(block: Callable, options: dict, seed: int, device: str) -> dict:
+def slept(reloads: bool, options: dict, seed: int, device: str) -> dict:
     """Train under `use_vllm`, in colocate mode."""
-    vllm_stand_in.install()
+    vllm_stand_in.install(reloads=reloads)
     policy, tokenizer = models.load(device=device)
     asked = [(f"{a}+{b}=", f"{a + b}") for a in range(10) for b in range(10)]
-    with block():
-        trainer = trainers.grpo(
-            policy, tokenizer, steps=60, seed=seed, learning_rate=4e-4, prompts_per_step=8, num_generations=8,
-            rows=as_rows(asked), use_vllm=True, vllm_mode="colocate", logging_steps=1, **options,
-        )  # fmt: skip
-        figures = measure(trainer, policy, tokenizer, 10, asked * 4)
+    trainer = trainers.grpo(
+        policy, tokenizer, steps=60, seed=seed, learning_rate=4e-4, prompts_per_step=8, num_generations=8,
+        rows=as_rows(asked), use_vllm=True, vllm_mode="colocate", logging_steps=1, **options,
+    )  # fmt: skip
+    figures = measure(trainer, policy, tokenizer, 10, asked * 4)
     gaps = [row[SAMPLING] for row in trainer.state.log_history if SAMPLING in row]
     return figures | {"gaps": [round(gap, 4) for gap in gaps]}
 
@@ -113,13 +111,13 @@ def cases(device: str) -> Iterator[tuple[str, str, str, Callable[[int], dict]]]:
             yield "F9", "measured", f"09: {name}, {rate:g}", lambda seed, d=dtype, r=rate: rounded(d, r, seed, device)
     sleeps, corrects = "vllm_enable_sleep_mode", "vllm_importance_sampling_correction"
     ways = {
-        "sleep mode, trl 0.28 to 1.9": (vllm_stand_in.reload_at_each_call, {sleeps: True}),
-        "sleep mode": (contextlib.nullcontext, {sleeps: True}),
-        "no sleep mode": (contextlib.nullcontext, {}),
-        "no importance weights": (vllm_stand_in.reload_at_each_call, {sleeps: True, corrects: False}),
+        "sleep mode, trl 0.28 to 1.9": (True, {sleeps: True}),
+        "sleep mode": (False, {sleeps: True}),
+        "no sleep mode": (False, {}),
+        "no importance weights": (True, {sleeps: True, corrects: False}),
     }
-    for name, (block, options) in ways.items():
-        yield "F16", "measured", f"10: {name}", lambda seed, b=block, o=options: slept(b, o, seed, device)
+    for name, (reloads, options) in ways.items():
+        yield "F16", "measured", f"10: {name}", lambda seed, r=reloads, o=options: slept(r, o, seed, device)
     rewards = {"answers, the list": (True, 2e-4), "answers, ten times the rate": (True, 2e-3)}
     for name, (by_list, rate) in (rewards | {"answer, the column": (False, 2e-4)}).items():
         yield "F14", "measured", f"11: {name}", lambda seed, b=by_list, r=rate: rewarded(b, seed, device, r)

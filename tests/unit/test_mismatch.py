@@ -1,6 +1,5 @@
 """Two engines, two policies: the gap for each token, trl's importance weights, and the guard that names the cause."""
 
-import contextlib
 import importlib.metadata
 import inspect
 import itertools
@@ -362,15 +361,15 @@ def test_an_engine_in_eight_bits_keeps_matrices_as_float8_and_draws_to_the_limit
 def test_the_engine_says_whose_weights_it_draws_with(reloads, held, monkeypatch):
     """Step 0 draws with the first weights, which are the trained ones then; a reload brings them back in step 1."""
     monkeypatch.setattr(vllm_stand_in.LLM, "eight_bits", False)
-    vllm_stand_in.install()
+    monkeypatch.setattr(vllm_stand_in.LLM, "reloads", False)
+    vllm_stand_in.install(reloads=reloads)
     policy, tokenizer = models.load("tiny")
-    with vllm_stand_in.reload_at_each_call() if reloads else contextlib.nullcontext():
-        trainer = trainers.grpo(
-            policy, tokenizer, steps=2, prompts_per_step=2, num_generations=2, learning_rate=1e-3, use_vllm=True,
-            vllm_mode="colocate", vllm_enable_sleep_mode=True, max_completion_length=3,
-        )  # fmt: skip
-        lines = vllm_stand_in.record_calls(trainer)
-        trainer.train()
+    trainer = trainers.grpo(
+        policy, tokenizer, steps=2, prompts_per_step=2, num_generations=2, learning_rate=1e-3, use_vllm=True,
+        vllm_mode="colocate", vllm_enable_sleep_mode=True, max_completion_length=3,
+    )  # fmt: skip
+    lines = vllm_stand_in.record_calls(trainer)
+    trainer.train()
     assert [holds for _, call, holds in lines if call == "generate"] == held
     assert ("reload_weights" in {call for _, call, _ in lines}) is reloads
     assert {holds for _, call, holds in lines if call == "sleep"} == {"lost"}

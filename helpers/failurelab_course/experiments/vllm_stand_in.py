@@ -7,18 +7,17 @@ the policy's. The engine has weights of its own, in bfloat16, and loses them whe
 lets it round each matrix to float8 (e4m3, with one scale for a matrix) when it is loaded; it computes in bfloat16 then
 too. Nothing of vLLM's speed, cache or kernels is here.
 
-`reload_at_each_call` puts two lines back that trl had from 0.28 to 1.9 (#5312), and 1.10 took out (#5313): under
+`install(reloads=True)` puts two lines back that trl had from 0.28 to 1.9 (#5312), and 1.10 took out (#5313): under
 `vllm_enable_sleep_mode` the engine read its weights from the first checkpoint again, after it had got the new ones.
 """
 
-import contextlib
 import dataclasses
 import functools
 import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ class Logprob:
 class LLM:
     """An engine in this process, with a copy of the weights in bfloat16, or of what 8 bits leave of them."""
 
-    eight_bits = False
+    eight_bits = reloads = False
     watch: Callable[[str], None] | None = None  # told the name of each call, after it
 
     def __init__(self, model: str, **_: Any):
@@ -122,15 +121,31 @@ def round_to_float8(weight: torch.Tensor) -> torch.Tensor:
     return (weight.float() / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def install(eight_bits: bool = False) -> None:
-    """Let trl find these classes where it looks for vLLM's, in this process; an engine made from here on is so kept."""
+def install(eight_bits: bool = False, reloads: bool = False) -> None:
+    """Let trl find these classes where it looks for vLLM's, in this process; from here on it is as this call says.
+
+    Args:
+        eight_bits: how an engine that is made keeps its weights.
+        reloads: trl reloads the checkpoint before each generation under sleep mode, as trl 0.28 to 1.9 did.
+    """
     from trl.generation import vllm_generation  # imported without vLLM
 
-    LLM.eight_bits = eight_bits
+    LLM.eight_bits, LLM.reloads = eight_bits, reloads
     if "vllm" not in sys.modules:
         module = sys.modules["vllm"] = types.ModuleType("vllm")
         module.__spec__, module.__version__ = importlib.machinery.ModuleSpec("vllm", None), "0.29.0"
         vllm_generation.LLM, vllm_generation.SamplingParams = LLM, SamplingParams
+        generate = vllm_generation.VLLMGeneration.generate
+
+        @functools.wraps(generate)
+        def reloading(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if LLM.reloads and self.mode == "colocate" and self.enable_sleep_mode:
+                self.llm.wake_up(tags=["weights"])
+                self.llm.collective_rpc("reload_weights")
+                self._llm_weights_sleeping = False  # what 1.10 looks at
+            return generate(self, *args, **kwargs)
+
+        vllm_generation.VLLMGeneration.generate = reloading
 
 
 def record_calls(trainer: Any) -> list[tuple[int, str, str]]:
@@ -160,28 +175,6 @@ def record_calls(trainer: Any) -> list[tuple[int, str, str]]:
 
     llm.watch = note
     return lines
-
-
-@contextlib.contextmanager
-def reload_at_each_call() -> Iterator[None]:
-    """Let trl reload the checkpoint before each generation under sleep mode, as trl 0.28 to 1.9 did, for a block."""
-    from trl.generation.vllm_generation import VLLMGeneration
-
-    generate = VLLMGeneration.generate
-
-    @functools.wraps(generate)
-    def reloading(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.mode == "colocate" and self.enable_sleep_mode:
-            self.llm.wake_up(tags=["weights"])
-            self.llm.collective_rpc("reload_weights")
-            self._llm_weights_sleeping = False  # what 1.10 looks at
-        return generate(self, *args, **kwargs)
-
-    VLLMGeneration.generate = reloading
-    try:
-        yield
-    finally:
-        VLLMGeneration.generate = generate
 
 
 @torch.no_grad()

@@ -29,8 +29,9 @@ class Example(NamedTuple):
     Attributes:
         what: the call in words, such as "two equal models".
         given: the arguments, or a function without arguments that makes them anew for each call.
-        expected: what is returned: compared by ==, numbers within a thousandth. Or a function that takes what was
-            returned and returns whether it is right.
+        expected: what is returned: compared by ==, numbers within a thousandth, also those in a tuple; a tensor by
+            shape, and its numbers within a ten-thousandth. Or a function that takes what was returned and returns
+            whether it is right.
         hint: what an answer that fails here has missed, in a sentence.
         shown: where `expected` is a function, what is right, to be shown to an answer that fails: a value, or a text.
     """
@@ -112,24 +113,28 @@ def _try(function: Callable[..., Any], call: Example) -> str:
         wanted = call.shown if isinstance(call.shown, str) else _short(call.shown)
         told = f"it returned {_short(returned)}" + (f", and {wanted} is right" if call.shown is not None else "")
         return "" if right else told
-    value = returned
-    if hasattr(returned, "item"):  # a scalar of an array library is a number
-        with contextlib.suppress(Exception):  # an array of several is none
-            value = returned.item()
-    return "" if _same(value, call.expected) else f"it returned {_short(value)}, and {_short(call.expected)} is right"
+    told = f"it returned {_short(returned)}, and {_short(call.expected)} is right"
+    with contextlib.suppress(Exception):  # another type, or another shape
+        return "" if _same(returned, call.expected) else told
+    return told
 
 
 def _same(value: Any, expected: Any) -> bool:
+    if isinstance(expected, tuple):
+        return len(value) == len(expected) and all(map(_same, value, expected))
+    if hasattr(expected, "isclose"):  # a tensor
+        return value.shape == expected.shape and bool(value.isclose(expected, rtol=1e-4, atol=1e-4).all())
+    if hasattr(value, "item"):  # a scalar of an array library is a number
+        value = value.item()
     if isinstance(expected, bool) or not isinstance(expected, (int, float)):
-        try:
-            return bool(value == expected)
-        except Exception:  # arrays of another shape
-            return False
+        return bool(value == expected)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and math.isclose(value, expected, rel_tol=1e-3, abs_tol=1e-6)
 
 
 def _short(value: Any) -> str:
+    if getattr(value, "shape", None) == ():
+        value = value.item()
     text = f"{value:.4g}" if isinstance(value, float) else repr(value)
     kind = "" if isinstance(value, (int, float)) else f" ({type(value).__name__})"
     return " ".join(text.split())[:80] + kind

@@ -19,7 +19,7 @@ def check(result):
     )
     assert healthy["cosine"] > 0.9999 and frozen["cosine"] < 0.2
     assert garbage["cosine"] > 0.999 and temperature["cosine"] > 0.99 and 0.4 < temperature["size"] < 0.6
-    adam, sgd = (result.figures(case=f"notebook 08: {name}") for name in ("AdamW", "SGD"))
+    adam, sgd = (result.figures(case=f"notebook 08: {name}") for name in ("AdamW, ten steps", "SGD, one step"))
     assert adam["cosine"] > 0.999 and 0.98 < adam["size"] < 1.02
     assert sgd["cosine"] > 0.9999 and abs(sgd["size"] - 0.49) < 0.001
     guards = result.figures(case="notebook 08: guards")
@@ -37,7 +37,7 @@ WRONG = [
     (HEAD + CAT + "    return cosine_of(one, other, 0)", "a pair of numbers"),
     (
         HEAD + CAT + "    return abs(cosine_of(one, other, 0)), one.norm() / other.norm()",
-        "and -1 and 3 is right. The sign is the cosine's",
+        "and (-1, 3) (tuple) is right. The sign is the cosine's",
     ),
     (HEAD + CAT + "    return cosine_of(one, other, 0), other.norm() / one.norm()", "the factor is the size's"),
     (
@@ -53,7 +53,7 @@ WRONG = [
         "not a mean over tensors",
     ),
     (HEAD + CAT + "    return cosine_of(one, other, 0), float('nan')", "Cosine 1, size 1"),
-    (HEAD + CAT + RETURN, "and 1 and 1 is right. Pair tensors by name, not by place."),
+    (HEAD + CAT + RETURN, "and (1, 1) (tuple) is right. Pair tensors by name, not by place."),
     (HEAD + BY_NAME.format("ours") + RETURN, "Leave out of `ours` what `theirs` lacks."),
     (HEAD + BY_NAME.format("sorted(ours)") + RETURN, "it raised KeyError"),
 ]

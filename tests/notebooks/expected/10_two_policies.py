@@ -49,9 +49,7 @@ WRONG = [
 BEFORE = """
 from failurelab_course.experiments import vllm_stand_in
 
-vllm_stand_in.install()
-trl_1_9 = vllm_stand_in.reload_at_each_call()  # kept: it ends where it is collected
-trl_1_9.__enter__()
+vllm_stand_in.install(reloads=True)
 """
 MEASURE = """
 rows = [row for row in trainer.state.log_history if "reward" in row]

@@ -2,16 +2,14 @@
 
 
 def check(result):
-    broken, capped, repaired, lengths = (
-        result.figures(case=f"notebook 12: {name}")
-        for name in ("one weight a completion", "capped at 3", "one weight a token", "lengths")
-    )
-    assert abs(broken["mean_short"] - 1) < 0.1 and broken["mean_long"] < 0.75
-    assert broken["size"] < 16 and max(broken["default"], capped["size"]) < 32  # of 64
-    assert abs(repaired["mean"] - 1) < 0.05 and repaired["gap"] < 0.15
-    assert lengths["bfloat16_256"] > 48 and lengths["sigma_8"] > 4 * lengths["sigma_16"] > 0
-    masked, truncated, single = lengths["fixed"]
-    assert max(masked, truncated) < 32 < 60 < single
+    masked, capped, single = (result.figures(state=state)["size"] for state in ("broken", "wrong_fix", "right_fix"))
+    assert max(masked, capped) < 32 < 60 < single  # of 64
+    lengths = result.figures(case="notebook 12: lengths")
+    short, long, repaired = lengths["means"]
+    assert abs(short - 1) < 0.1 and long < 0.75 and abs(repaired - 1) < 0.05 and lengths["gap"] < 0.15
+    assert lengths["sizes"][6] < 16 < 48 < lengths["sizes"][3]  # 8 bits at 128 tokens, bfloat16 at 256
+    sigma_16, sigma_8 = lengths["sigmas"]
+    assert sigma_8 > 4 * sigma_16 > 0
 
 
 # Wrong answers to the exercise.

@@ -37,7 +37,7 @@ class Runs(NamedTuple):
 def states(
     name: str,
     cases: Mapping[str, str | tuple[str, str]],
-    alt: str,
+    alt: str = "",
     *,
     by_hand: float | None = None,
     beside: tuple[str, str] | None = None,
@@ -49,7 +49,7 @@ def states(
         name: of the file.
         cases: by label the case of its records, or the case and the era. A label begins with its state, such as
             `popular fix: a cap`. The table compares all with the one that is healthy, or else repaired.
-        alt: what the figure shows, as `notebook.show` wants it.
+        alt: what the figure shows, as `notebook.show` wants it; by default, where each mean begins and ends.
         by_hand: what the untrained model earns, as a level line.
         beside: another figure of the runs, and what its axis says: drawn in a second panel, with a logarithmic axis.
         reward: what the reader's own metric is called.
@@ -81,7 +81,8 @@ def states(
     for panel in others:
         panel.set(xlabel="step", ylabel=beside[1], yscale="log")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    display.show(figure, alt)
+    ends = [f"{label}: from {mean[0]:.2f} to {mean[-1]:.2f}" for label, mean in means.items()]
+    display.show(figure, alt or f"Curves of the {reward} by step. {'; '.join(ends)}")
     _compare(shown, reward)
     return shown
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-FEW, MANY = "#a3260d", "#0072B2"
+MIDDLE = "#0072B2"
 
 
 def walks(axes: Any, log_ratios: torch.Tensor, title: str) -> None:
@@ -21,9 +21,9 @@ def walks(axes: Any, log_ratios: torch.Tensor, title: str) -> None:
     variance = places * log_ratios.square().mean()
     middle, wide = -variance / 2, 2 * variance.sqrt()
     axes.plot(places, sums.T, color="0.55", linewidth=0.6, linestyle="-")
-    axes.plot(places, middle, color=MANY, linestyle="-", label="−Tσ²/2")
-    axes.plot(places, middle + wide, color=MANY, linestyle="--", label="−Tσ²/2 ± 2σ√T")
-    axes.plot(places, middle - wide, color=MANY, linestyle="--")
+    axes.plot(places, middle, color=MIDDLE, linestyle="-", label="−Tσ²/2")
+    axes.plot(places, middle + wide, color=MIDDLE, linestyle="--", label="−Tσ²/2 ± 2σ√T")
+    axes.plot(places, middle - wide, color=MIDDLE, linestyle="--")
     axes.set(xlabel="tokens T", ylabel="log of the weight", title=title, ylim=(-12, 8))
     axes.legend(loc="lower left", fontsize=9)
 
@@ -43,26 +43,3 @@ def shares(axes: Any, measured: Mapping[str, tuple[Sequence[int], Sequence[float
     axes.plot([], [], color="0.3", linestyle="-", linewidth=1.5, label="exp(−Tσ²)")
     axes.set(xlabel="tokens T", ylabel="share of the batch", ylim=(0, 1.05), title="what is left")
     axes.legend(loc=(0.42, 0.42), fontsize=9)
-
-
-def weights(axes: Any, values: torch.Tensor, title: str, cap: float = 3.0) -> None:
-    """Draw the weights of a batch from the smallest to the largest, those above the cap as left out.
-
-    Args:
-        axes: matplotlib's.
-        values: one weight for each completion, (completions,).
-        title: such as the share of the batch, and the largest weight, which may be above the axis.
-        cap: above it trl's default leaves a completion out.
-    """
-    ordered = values.sort().values
-    for place, value in enumerate(ordered.tolist()):
-        left_out = value > cap
-        axes.bar(
-            place, value, width=0.85, color="white" if left_out else MANY,
-            edgecolor=FEW if left_out else MANY, hatch="////" if left_out else "", linewidth=0.8,
-        )  # fmt: skip
-    axes.axhline(cap, color=FEW, linestyle="--", linewidth=1.2)
-    axes.text(0, cap + 0.1, "above 3: left out", color=FEW, fontsize=9, va="bottom")
-    axes.axhline(1, color="0.4", linestyle=":", linewidth=1.2)
-    axes.set(xlabel="completions, sorted", ylabel="weight", ylim=(0, 5), xticks=[], title=title)
-    axes.grid(visible=False)

@@ -11,16 +11,13 @@ _DASHES = ("--", "-.", ":")
 _MARKS = ("X", "o", "s")
 
 
-def steps(
-    pairs: Mapping[str, tuple[float, float]], parts: Mapping[str, Mapping[str, float]], alt: str, length: float = 1.15
-) -> None:
+def steps(pairs: Mapping[str, tuple[float, float]], parts: Mapping[str, Mapping[str, float]], alt: str) -> None:
     """Show the gradients of trainers beside the textbook's, and in which parts of the model they point elsewhere.
 
     Args:
         pairs: by trainer, the cosine, and the size as a multiple of the textbook's.
         parts: by trainer, the cosine of each part of the model.
         alt: what it shows, as `notebook.show` wants it.
-        length: of the plane's axes, in lengths of the textbook's gradient.
     """
     from matplotlib import pyplot
 
@@ -29,7 +26,7 @@ def steps(
     for (name, (cosine, size)), color, dash in zip(pairs.items(), _COLORS, _DASHES):
         sine = math.sqrt(max(0.0, 1 - cosine**2))
         _draw_arrow(plane, size * cosine, size * sine, color, dash, f"{name}: cosine {cosine:.2f}")
-    plane.set(xlim=(-0.1, length), ylim=(-0.15, length), aspect="equal", xticks=(0, 1), yticks=(0, 1))
+    plane.set(xlim=(-0.1, 1.15), ylim=(-0.15, 1.15), aspect="equal", xticks=(0, 1), yticks=(0, 1))
     plane.set_title("one step, in lengths\nof the textbook's")
     plane.legend(loc="upper left", fontsize=9)
     for (name, cosines), color, mark in zip(parts.items(), _COLORS, _MARKS):
