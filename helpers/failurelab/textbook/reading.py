@@ -151,7 +151,8 @@ class Reader:
 
     def _note_scores(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Listen to log-probabilities that the forward pass itself gives, by labels, where it makes no logits."""
-        scores, labels = getattr(output, "log_probs", None), kwargs.get("labels")
+        scores: Any = getattr(output, "log_probs", None)
+        labels = kwargs.get("labels")
         if labels is None or (reading := self._begin(scores)) is None:
             return
         if scores.shape != labels[:, 1:].shape:
