@@ -36,8 +36,8 @@ class Own(TrainerCallback):
 {first}"""
 
 
-def script(first="", step="pass", last="", device=8, kind="GRPOTrainer"):
-    sizes = f"per_device_train_batch_size={device}, max_completion_length=16, "
+def script(first="", step="pass", last="", device=8, kind="GRPOTrainer", options=""):
+    sizes = f"per_device_train_batch_size={device}, max_completion_length=16, {options}"
     given = {"model": "AutoModelForCausalLM.from_pretrained(PATH, **LOAD)", "more": "callbacks=[Own()],"}
     return one_session.script(RANKED.format(step=step, first=first), sizes, kind=kind, last=last, **given)
 
@@ -120,6 +120,13 @@ def test_a_step_that_several_ranks_alone_can_take_is_found(two):
     (found,) = two(script(OWN_TOKENS, kind="OwnTokens")).found
     assert found.failure == "F21" and "each rank divides by its own tokens" in found.evidence
     assert "2 processes" in found.evidence
+
+
+def test_a_reference_that_one_rank_alone_has_is_found(two):
+    """A policy that rank 0 alone has loaded is sent to the others, whose references are of what they had loaded."""
+    other = "for weight in RANK * [*trainer.ref_model.parameters()]:\n    weight.data *= 1.5\n"
+    (found,) = two(script(last=other, options="beta=0.1, ")).found
+    assert found.failure == "F19" and found.evidence.startswith("on rank 1")
 
 
 def test_ranks_that_wait_in_different_calls_are_told_where(tmp_path):

@@ -83,6 +83,7 @@ def named(name, seed=0, rows=None):
     ("policy", "reference", "more", "kind"),
     [
         (lambda: named("sft"), lambda: named("base", 1), {}, FOUND),
+        (lambda: named("base"), lambda: named("saved"), {"small": False}, HELD),  # of a folder with the same weights
         (lambda: named("same"), lambda: named("same", 1), {}, NOT_CHECKED),  # built small, by different loads
         (lambda: named("same"), lambda: named("same", 1), {"small": False}, FOUND),
         (lambda: named("same").bfloat16(), lambda: named("same"), {"small": False}, HELD),  # another dtype alone

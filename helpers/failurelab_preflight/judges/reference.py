@@ -54,7 +54,7 @@ def judge_reference(training: Training) -> Iterator[Finding]:
 def _judge_model(training: Training, model: Any, reference: torch.nn.Module) -> Finding | None:
     """Tell a reference model of another checkpoint, and one that has the policy's own tensors."""
     own, other = (getattr(getattr(policy, "config", None), "_name_or_path", "") for policy in (model, reference))
-    if own and other and own != other:
+    if own and other and own != other and (training.small or _share_changed(model, reference)):
         return Finding(
             "F19",
             f"the policy is {own} and its reference is {other}: KL is above 0 before the first step",
