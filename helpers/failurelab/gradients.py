@@ -207,10 +207,7 @@ def count(model: nn.Module, optimizer: Any = None) -> dict[str, Value]:
 
 
 def not_optimized(model: nn.Module, optimizer: Any) -> tuple[str, ...]:
-    """Return the names of trainable tensors that an optimizer does not hold, so that no step changes them.
-
-    None is returned for an optimizer that steps copies (see `steps_copies`).
-    """
+    """Return the names of trainable tensors that an optimizer does not hold, and that it may have no copies of."""
     held, copies = _held(optimizer), steps_copies(model, optimizer)
     return tuple(
         name

@@ -266,13 +266,6 @@ def summed_ratios(policy: torch.Tensor, mask: torch.Tensor) -> Figures:
 
 
 # A step: F20, F21
-@_plant("advantages of other rows")
-def other_rows(gradients_of_rows: Sequence[Mapping[str, torch.Tensor]], advantages: Sequence[float]) -> Figures:
-    """Give each row of a step the advantage of the row before it."""
-    rolled = [advantages[-1], *advantages[:-1]]
-    return Floor().figures(measure_apart(_summed(gradients_of_rows, rolled), _summed(gradients_of_rows, advantages)))
-
-
 @_plant("the loss scaled by the way that the batch is cut")
 def scaled(gradient: Mapping[str, torch.Tensor], floor: Floor, factor: float) -> Figures:
     """Scale a right gradient."""
@@ -286,11 +279,13 @@ PLANTS |= {
 
 
 def in_textbook(mistake: str, search: suspects.Search, right: Mapping[str, torch.Tensor]) -> Figures:
-    """Plant a mistake of the prompts' mask, or leave out what the arguments ask for, in the textbook of a step."""
+    """Plant a mistake in the textbook of a step."""
     return search.floor.figures(search.plant(dict(right))[mistake])
 
 
-PLANTS |= {name: functools.partial(in_textbook, name) for name in (suspects.NO_MASK, *suspects.LEFT_OUT)}
+PLANTS |= {
+    name: functools.partial(in_textbook, name) for name in (suspects.OTHER_ROWS, suspects.NO_MASK, *suspects.LEFT_OUT)
+}
 
 
 # Groups: F22
@@ -314,10 +309,6 @@ def not_repeated(prompts: Sequence[Any], size: int) -> Figures:
 
 def _ids(model: nn.Module) -> torch.Tensor:
     return torch.arange(1, 9, device=next(model.parameters()).device)[None]  # (1, 8)
-
-
-def _summed(rows: Sequence[Mapping[str, torch.Tensor]], weights: Sequence[float]) -> dict[str, torch.Tensor]:
-    return {name: torch.stack([w * row[name] for w, row in zip(weights, rows)]).sum(0) for name in rows[0]}
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -273,7 +273,7 @@ class Answer:
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
     "release", "given", "cut", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F16", "F21", "F14",
-    "F12", "F13", "F10", "F9", "F11", "callback", "first rewards",
+    "F12", "F13", "F10", "F9", "F11", "callback",
     "F19", "F15", "F20",
 )  # fmt: skip
 

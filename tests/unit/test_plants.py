@@ -247,7 +247,6 @@ CASES = {
     "an end of another token": lambda _: (counts.of_completions(ROWS, {9}, {9}, 8), plants.another_end(ROWS, {9}, 8)),
     "the first weights": engine,
     "the sum of all log-ratios": weighed,
-    "advantages of other rows": lambda _: step(lambda right: plants.other_rows(GRADIENTS, [1.0, -1.0, 0.5])),
     **{
         name: lambda _, name=name: step(lambda right: plants.PLANTS[name](right, Floor()))
         for name in ("half the loss", "opposite sign")
@@ -255,7 +254,7 @@ CASES = {
     "the loss scaled by the way that the batch is cut": lambda _: step(
         lambda right: plants.scaled(right, Floor(), 2.0)
     ),
-    **{name: of_textbook(name) for name in (suspects.NO_MASK, *suspects.LEFT_OUT)},
+    **{name: of_textbook(name) for name in (suspects.OTHER_ROWS, suspects.NO_MASK, *suspects.LEFT_OUT)},
     "one completion more": lambda _: (GROUPED, plants.one_more("aabb", 2)),
     "one completion a prompt": lambda _: (GROUPED, plants.one_each("aabb")),
     "prompts that are not repeated": lambda _: (GROUPED, plants.not_repeated("aabb", 2)),

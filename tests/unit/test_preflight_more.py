@@ -3,7 +3,6 @@
 import types
 from copy import deepcopy
 
-import datasets
 import pytest
 import small
 import torch
@@ -12,7 +11,6 @@ from packaging.version import Version
 
 from failurelab_preflight import repairs
 from failurelab_preflight.finding import Verdict
-from failurelab_preflight.judges.lengths import judge_dataset
 from failurelab_preflight.judges.logits import LogitsJudge
 from failurelab_preflight.judges.optimizer import judge_optimizer
 from failurelab_preflight.judges.reference import judge_reference
@@ -215,15 +213,6 @@ def test_real_weights_are_read_where_they_are_here(model):
     assert answer.verdict is FOUND and "the checkpoint's elements" in answer.evidence
     stored = updates("bfloat16", 1e-6, name=model.config._name_or_path)
     assert stored.verdict is FOUND and "a sample of the checkpoint" in stored.evidence
-
-
-@pytest.mark.parametrize(("rows", "noted"), [(["1+1="] * 64, True), (["1+1=", "2+2="], False)])
-def test_rows_that_all_have_one_prompt_are_noted(rows, noted):
-    trainer = types.SimpleNamespace(reward_funcs=[small.alternate])
-    given = Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict({"prompt": rows}))
-    assert not list(judge_dataset(given))
-    told = [note.partition(", ")[0] for note in given.notes]
-    assert told == [f"all {len(rows)} rows that were read have one prompt"] * noted
 
 
 @pytest.mark.parametrize(("whole", "kind"), [(True, HELD), (False, NOT_CHECKED)])

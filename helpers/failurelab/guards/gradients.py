@@ -3,9 +3,8 @@
     trainer = GRPOTrainer(..., callbacks=[GradientGuard()])
 
 Nothing is raised where gradients are missing (see `failurelab.gradients`), or where the optimizer does not hold the
-parameters: it was made before the adapters, or these were loaded frozen. The guard asks the optimizer when training
-begins, listens to the backward passes, and changes nothing in the run. Where reentrant checkpointing leaves nothing to
-go backward through, as under LoRA, it says so after the forward pass: backward() would end in torch's "element 0 of
+parameters: it was made before the adapters, or these were loaded frozen. Where reentrant checkpointing leaves nothing
+to go backward through, as under LoRA, it says so after the forward pass: backward() would end in torch's "element 0 of
 tensors does not require grad".
 
 Upstream: TRL #2671 (no gradient), #6700 and #3031 (an adapter that no optimizer holds).

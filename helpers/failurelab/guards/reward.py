@@ -142,9 +142,9 @@ class RewardGuard(Guard):
             self._tell("F14", f"no function gives a reward for {empty} of {len(values)} completions: all say None")
         if len(observed) < len(self._functions):
             return  # a reward model adds to the sum, and is not seen
+        weights = weights_of(self._trainer(), len(self._functions))
         totals = [
-            sum(weight * value for weight, value in zip(self._weights, row) if value is not None)
-            for row in zip(*columns)
+            sum(weight * value for weight, value in zip(weights, row) if value is not None) for row in zip(*columns)
         ]
         self._check_groups(kwargs, totals, columns)
 
@@ -171,19 +171,11 @@ class RewardGuard(Guard):
         why = _SAME_TEXT if all(len(set(group.texts)) == 1 for group in self._recent) else _ASK
         return f"{said}, one after the other: every advantage is 0, and so is the gradient. {paid}. Next: {why}"
 
-    @property
-    def _weights(self) -> list[float]:
-        weights = getattr(self._trainer(), "reward_weights", None)
-        return [1.0] * len(self._functions) if weights is None else [float(weight) for weight in weights]
-
     def _paid(self, place: int) -> list[float | None]:
         return [value for group in self._recent for value in group.by_function[place]]
 
     def _name(self, place: int) -> str:
-        function = self._functions[place]
-        while isinstance(function, functools.partial):
-            function = function.func
-        return f"reward_funcs[{place}] {getattr(function, '__name__', type(function).__name__)}"
+        return key_of(self._functions, place)
 
     def _tell(self, failure: str, message: str) -> None:
         """Trip once for each failure that is found."""
@@ -191,6 +183,20 @@ class RewardGuard(Guard):
             self._told.add(failure)
             self.report = dataclasses.replace(self.report, problem=message)
             self._trip(message, self.report, (failure,))
+
+
+def key_of(functions: Sequence[Any], place: int) -> str:
+    """Return the stable key of a reward function: `reward_funcs[1] length_reward`."""
+    function = functions[place]
+    while isinstance(function, functools.partial):
+        function = function.func
+    return f"reward_funcs[{place}] {getattr(function, '__name__', type(function).__name__)}"
+
+
+def weights_of(trainer: Any, count: int) -> list[float]:
+    """Return the weight of each reward function."""
+    weights = getattr(trainer, "reward_weights", None)
+    return [1.0] * count if weights is None else [float(weight) for weight in weights]
 
 
 def _is_function(function: Any) -> bool:

@@ -13,20 +13,11 @@ from typing import Any
 from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted
 from failurelab_preflight.repairs import Arguments
-from failurelab_preflight.rewards.forms import last_text
-from failurelab_preflight.rewards.table import quote
 from failurelab_preflight.training import Training
 
 ROWS = 256
 PROMPTS = 0.1  # share from which on it is told
-
-
-def judge_dataset(training: Training) -> Iterator[Finding]:
-    """Note rows that all have one prompt."""
-    prompts = [row["prompt"] for row in prompted(training, ROWS)] if generates(training.trainer) else []
-    if len({repr(prompt) for prompt in prompts}) == 1:
-        training.notes.append(f"all {len(prompts)} rows that were read have one prompt, {quote(last_text(prompts[0]))}")
-    yield from ()
+_OF_THE_RUN = "the real model's log tells how many of its completions reach their limit (clipped_ratio)"
 
 
 def judge_lengths(training: Training) -> Iterator[Finding]:
@@ -38,7 +29,7 @@ def judge_lengths(training: Training) -> Iterator[Finding]:
     if not rows:
         yield Finding.not_checked("F11", "the dataset has no column `prompt` that could be read")
         return
-    answers = [*_prompts(training, rows), _completions(training)]
+    answers = [*_prompts(training, rows), Finding.not_checked("F11", _OF_THE_RUN)]
     if any(answer.verdict is Verdict.FOUND for answer in answers):
         answers = [answer for answer in answers if answer.verdict is Verdict.FOUND]
     yield from answers
@@ -66,12 +57,3 @@ def _prompts(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Fin
         yield Finding.held(
             "F11", evidence, f"with a limit of 1, the number would be {sum(length > 1 for length in lengths)}"
         )
-
-
-def _completions(training: Training) -> Finding:
-    """Say what only a long run of the real model tells: which share of its completions reaches the limit."""
-    ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
-    seen = f"; of the few here {sum(ratios) / len(ratios):.0%} did" if ratios and training.real else ""
-    return Finding.not_checked(
-        "F11", f"the real model's log tells how many of its completions reach their limit (clipped_ratio){seen}"
-    )

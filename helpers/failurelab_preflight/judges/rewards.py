@@ -14,6 +14,7 @@ import transformers
 from packaging.version import Version
 
 from failurelab import plants
+from failurelab.guards.reward import key_of, weights_of
 from failurelab.measure import counts
 from failurelab_preflight.finding import Finding, Verdict
 from failurelab_preflight.judges.batch import read_step
@@ -53,7 +54,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked: {_RANDOM}")
     never = [place for place in places if training.finished and place not in training.called]
     if never:
-        keys = " and ".join(signature.key_of(functions, place) for place in never)
+        keys = " and ".join(key_of(functions, place) for place in never)
         why = f"training never called {keys}: what is paid comes from the script's own code, which is not asked"
         for failure in ("F10", "F14"):
             yield Finding.not_checked(failure, why, part=f"reward_funcs[{never[0]}]")
@@ -61,7 +62,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
     drawn = _drawn_with_completions(training, rows[0])
     for place in list(places):
         if read := [name for name in drawn if signature.asks_for(functions[place], name)]:
-            key, what = signature.key_of(functions, place), " and ".join(read)
+            key, what = key_of(functions, place), " and ".join(read)
             why = f"{key} reads {what}, which comes with the completions that are drawn: made-up ones have none"
             yield Finding.not_checked("F14", why, part=f"reward_funcs[{place}]")
             places.remove(place)
@@ -70,7 +71,7 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         return
     inputs = make_inputs(training, rows)
     training.rewards = survey.survey(
-        functions, inputs, weights=signature.weights_of(training.trainer, len(functions)),
+        functions, inputs, weights=weights_of(training.trainer, len(functions)),
         whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
         drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, **_call_size(training),
     )  # fmt: skip
@@ -103,16 +104,6 @@ def _judge_draws(training: Training, told: Finding) -> Finding:
         return Finding("F10", found, repair, fault="draws")
     why = "a model may know the answers to so few prompts by heart, and one token says little"
     return Finding.not_checked("F10", f"{told.evidence}; {said}: {why}")
-
-
-def leave_first_rewards(training: Training) -> Iterator[Finding]:
-    """Say what no cut model can tell, and what its user should look at."""
-    if isinstance(getattr(training.trainer, "reward_funcs", None), list) and prompted(training, 1):
-        yield Finding.not_checked(
-            "first rewards",
-            "not asked: do these answers belong to these prompts, and does the model get any right? Let the untrained "
-            "model answer a few prompts, and read its completions beside their rewards",
-        )
 
 
 def _drawn_with_completions(training: Training, row: dict[str, Any]) -> list[str]:

@@ -21,11 +21,10 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
     "given": ("wrong argument", "What the trainer is given is not what it takes"),
     "callback": ("callback", "A callback of the script's that raises, stops the training or undoes it"),
     "cut": ("the cut", "An error that what was cut may have made"),
-    "first rewards": ("untrained model", "What the untrained model gets"),
 }
 # What each instrument looks at; what is in none of them is told as not looked at.
 _INSTRUMENTS = {
-    "draws and rows": ("F7", "F11", "F12", "F13", "F16", "F17", "F18", "F22", "first rewards"),
+    "draws and rows": ("F7", "F11", "F12", "F13", "F16", "F17", "F18", "F22"),
     "reward table": ("F10", "F14"),
     "step": ("F3b", "F15", "F20", "F21"),
     "model": ("F1", "F2", "F3a", "F5", "F8", "F9", "F19", "F23"),

@@ -59,13 +59,12 @@ _CHINESE = {
     "and {} more completions (--json has all)": "还有 {} 个 completion（--json 里有全部）",
     # names and titles that the registry has not
     "missing name": "没有的名字", "wrong argument": "参数不对", "callback": "回调",
-    "untrained model": "未训练的模型", "the cut": "裁剪",
+    "the cut": "裁剪",
     "An error that what was cut may have made": "可能由裁剪造成的错误",
     "A name that the installed release does not have": "安装的版本里没有的名字",
     "What the trainer is given is not what it takes": "传给 trainer 的东西不是它要的",
     "A callback of the script's that raises, stops the training or undoes it":
         "脚本自己的回调（callback）报错、让训练停下，或者抵消训练",
-    "What the untrained model gets": "还没训练的模型得到多少奖励",
 }  # fmt: skip
 LANGUAGES: dict[str, dict[str, str]] = {"en": {}, "zh": _CHINESE}
 

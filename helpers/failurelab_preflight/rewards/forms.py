@@ -156,11 +156,6 @@ def _messages(prompt: Any) -> list[tuple[Any, str]]:
     return [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
 
 
-def last_text(prompt: Any) -> str:
-    """Return what is said last in a prompt, without what the completion goes on with."""
-    return next((text for role, text in reversed(_messages(prompt)) if role != "assistant"), "")
-
-
 def _tagged(text: str) -> Iterator[str]:
     """Yield the longest row of tags that a text shows, as it is written there; the last of them holds the answer."""
     rows: list[list[re.Match[str]]] = []

@@ -1,6 +1,5 @@
 """What a reward function says of itself: its name and the columns that it asks for."""
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -9,20 +8,6 @@ from typing import Any
 _STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 _USUAL = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
 REFERENCES = (*_USUAL, "gold", "final_answer", "correct_answer", "output", "response", "completion")
-
-
-def key_of(functions: Sequence[Any], place: int) -> str:
-    """Return the stable key of one of a trainer's reward functions: `reward_funcs[1] length_reward`."""
-    function = functions[place]
-    while isinstance(function, functools.partial):
-        function = function.func
-    return f"reward_funcs[{place}] {getattr(function, '__name__', type(function).__name__)}"
-
-
-def weights_of(trainer: Any, count: int) -> list[float]:
-    """Return the weight of each of a trainer's `count` reward functions."""
-    weights = getattr(trainer, "reward_weights", None)
-    return [1.0] * count if weights is None else [float(weight) for weight in weights]
 
 
 def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = ()) -> str | None:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from failurelab.guards.reward import key_of
 from failurelab.measure import counts
 from failurelab_preflight.finding import Finding
 from failurelab_preflight.repairs import Arguments
@@ -83,7 +84,7 @@ def survey(
     examined = []
     for n in places:
         turned = Arguments({"reward_weights": [-weight if m == n else weight for m, weight in enumerate(weights)]})
-        given = (functions[n], signature.key_of(functions, n), inputs, completions, column, opened, weights[n])
+        given = (functions[n], key_of(functions, n), inputs, completions, column, opened, weights[n])
         examined.append(Examination(*given, alone=len(functions) == 1, turned=turned, **options))
     flags = [list(examine(x)) for x in examined]
     sums = _totals(examined, completions)
