@@ -50,7 +50,7 @@ MOVED_LATER = (
     "gradient.advantages gradient.reward_table gradient.row_weights "
     "weights._of_rows weights.read_rows "
     # What an engine said of its tokens is kept on the CPU.
-    "engines.read_answers recorder._tensor turns.with_draws "
+    "engines.logps_of turns.with_draws "
     # On the CPU for good: stand-ins of parameters, a made-up batch, toys and drawings.
     "toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
     "rounding.number_line sequences.shares sequences.walks "

@@ -229,7 +229,7 @@ def test_bounds_are_moved_to_both_sides():
         (row,) = rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
         step, tally = gradient.Step([row], options, shift=gradient.Shift(shift)), gradient.Tally()
         step.advantages[:] = 1.0
-        step._old_logps = lambda part, now, precision: now + old
+        step._put = lambda part, scores, known: scores + old
         part, _ = step.part(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT)
         tally.count(textbook.GRPO, step.options, part)
         return tally.clipped
