@@ -606,6 +606,14 @@ def test_rewards_that_a_trainer_of_ones_own_blends_are_not_held(bonus, verdict, 
     assert report.verdict == verdict and bool(bonus) == ("Blended._calculate_rewards" in report.reason), report
 
 
+def test_of_two_mistakes_the_one_that_explains_the_gradient_is_named():
+    """A plain trl 0.14 at a temperature of 0.7 was accused: its mask, which hardly shows, left it without a name."""
+    both = suspects.Fit(suspects.NO_MASK, suspects._BOTH, suspects.Apart(1.0, 1.0, 0.0))
+    alone = suspects.Fit("temperature", "left out", suspects.Apart(1.0, 1.0, 1e-4))
+    assert suspects._choose([both, alone], 0.3, 1e-3).named == "temperature"
+    assert suspects._choose([both], 0.3, 1e-3).named == suspects.NO_MASK
+
+
 def test_a_hook_on_a_parameter_is_not_the_definition(model, make):
     made = make()
     made.model.get_input_embeddings().weight.register_hook(torch.zeros_like)
