@@ -168,13 +168,6 @@ def bare():
             trainer.add_callback(call)
             trainer.train()
             answer[name] = call.answer | {"said": said}
-    with trainer_at(3, learning_rate=0.0) as trainer:
-        trainer.add_callback(guards.Zero3Guard(trainer))
-        trainer.add_callback(Ask("on_step_end", lambda: ways["generate"](trainer)))
-        try:
-            trainer.train()
-        except guards.GuardTripped as error:
-            answer["stopped"] = str(error)
     return answer
 
 
