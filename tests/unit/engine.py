@@ -127,6 +127,9 @@ def serve(monkeypatch, engine):
         def __init__(self, *_, **__):
             self.init_communicator = self.reset_prefix_cache = lambda *_, **__: None
 
+        def get_server_info(self):
+            return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
         def update_named_params(self, metadata, named):
             engine.load(named)
 

@@ -12,6 +12,7 @@ import torch
 from engine import Engine
 from packaging.version import Version
 from small import lora_config, said
+from steps import online_dpo
 
 from failurelab import guards, mismatch
 from failurelab_course.experiments import models, trainers, vllm_stand_in
@@ -269,6 +270,14 @@ def test_logits_of_another_pass_are_not_those_of_the_scores(first):
     guard.on_pre_optimizer_step(args, None, None)
     guard.on_train_end(args, None, None)
     assert notices == []
+
+
+def test_online_dpo_is_not_accused(tmp_path):
+    """It draws at 0.9 and scores at 1, in each release."""
+    trainer = online_dpo(*models.load("tiny"), tmp_path, max_steps=2, temperature=0.7)
+    trainer.add_callback(guard := guards.EngineMismatchGuard(trainer, "stop"))
+    trainer.train()
+    assert trainer.state.global_step == 2 and guard.report.looks_like == ""
 
 
 def log(*gaps):

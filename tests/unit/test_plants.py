@@ -184,7 +184,7 @@ def of_textbook(name):
     """Return a step whose right gradient lacks nothing, and that with a mistake in the textbook."""
 
     def case(made):
-        asked = {"beta": 4.0, "epsilon": 0.2, "mask_truncated_completions": True}
+        asked = {"beta": 4.0, "epsilon": 0.05, "mask_truncated_completions": True}
         options = textbook.Options(loss_type="dapo", **asked)
         search = Asks(textbook.GRPO, options, made, small.stir(model(), "mlp", 0.3)).search()
         figures = Floor().figures(measure_apart(search.theirs, search.theirs))

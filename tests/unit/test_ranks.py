@@ -7,11 +7,14 @@ import concurrent.futures
 import json
 import shutil
 import signal
+from unittest import mock
 
 import pytest
 from ranks_child import UNLIKE, launch, run_cases
 
-from failurelab.textbook import together
+from failurelab.textbook import apart, gradient, rows, suspects, together
+from failurelab.textbook.fields import Options
+from failurelab.textbook.ranks import Ranks
 
 HEALTHY = {
     "DDP": ("ddp=", "groups on both ranks=", "bnpo", "scaled by the batch", "two steps from a generation="),
@@ -108,7 +111,7 @@ def test_deepspeed_in_one_process_holds(tmp_path):
 
 DIES = [f"dies {phase}" for phase in ("before the meeting", "in a reduction", "as weights are gathered")]
 HANGS = [f"hangs {phase}=" for phase in ("before a comparison", "in a pass")]
-RAISES = [f"raises {phase}=" for phase in ("before a comparison", "in the search")]
+RAISES = [f"raises {phase}=" for phase in ("before a comparison", "in a pass", "in the search")]
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +163,18 @@ def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(case, laun
     }
     assert told[case] in " ".join(first[0]["told"]), first
     assert all(own[0]["weights"] == own[0]["plain"] for own in (first, second))
+
+
+@pytest.mark.parametrize(
+    ("shares", "named"),
+    [([0.75, 1.5], "each rank divides by its own tokens"), ([1.0, 0.0], None), ([0.7, 1.1], None)],
+)
+def test_ranks_that_divide_by_their_own_tokens_are_named(shares, named):
+    every = [rows.Row((1,), (2,) * count, True, rank=rank) for rank, count in enumerate((10, 5))]
+    assert suspects.Search(every, Options(), None, {}, apart.Floor(), None)._of_ranks(shares).named == named
+
+
+def test_an_error_of_one_rank_is_raised_on_all_of_its_kind(monkeypatch):
+    monkeypatch.setattr(Ranks, "share", lambda self, value: [value] * self.count)
+    with pytest.raises(gradient.OutOfMemory, match="rank 0: no room"):
+        Ranks(1, 2).agree(mock.Mock(side_effect=gradient.OutOfMemory("no room")))

@@ -93,6 +93,19 @@ def test_rows_that_a_forward_of_the_script_s_own_keeps_are_not_believed():
         torch.testing.assert_close(cut[name], expected)
 
 
+def test_rows_of_another_process_have_no_gradient_here():
+    """They count where the loss is divided: the parts of two processes add up to the gradient of all rows."""
+    model, rows, options = qwen2(), six_rows(), textbook.Options(loss_type="dapo")
+    whole, first, second = (
+        textbook.expected_gradient(
+            model, [dataclasses.replace(row, here=place in here) for place, row in enumerate(rows)], options
+        )
+        for here in (range(6), range(2), range(2, 6))
+    )
+    for name, expected in whole.items():
+        torch.testing.assert_close(first[name] + second[name], expected)
+
+
 def test_the_model_is_afterwards_what_it_was():
     model = qwen2(attention_dropout=0.1).train()
     model.lm_head.eval()
@@ -255,7 +268,7 @@ def test_bounds_are_moved_to_both_sides():
         (row,) = rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
         step, tally = gradient.Step([row], options, shift=gradient.Shift(shift)), gradient.Tally()
         step.advantages[:] = 1.0
-        step._old_logps = lambda part, now, precision: now + old
+        step._put = lambda part, scores, of_rows: scores + old
         part, _ = step.part(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT)
         tally.count(textbook.GRPO, step.options, part)
         return tally.clipped
@@ -689,6 +702,16 @@ def test_too_little_memory_for_finite_differences_is_said(monkeypatch, make):
     assert report.verdict == "HELD" and any(line.startswith("backward pass") for line in report.not_shown)
 
 
+def prepared(change):
+    """Return a trainer class whose micro-batches are changed before the loss is asked for."""
+
+    class Prepared(trl.GRPOTrainer):
+        def _prepare_inputs(self, given):
+            return change(super()._prepare_inputs(given))
+
+    return Prepared
+
+
 def first_four(inputs):
     return {key: value[:4] if getattr(value, "ndim", 0) else value for key, value in inputs.items()}
 
@@ -700,7 +723,7 @@ def first_four(inputs):
 def test_rows_that_a_step_should_not_train_on_or_should(twice, spans, make):
     """Where all of the generation belongs to the step, it is known which: a gradient to compare."""
     slices = []
-    kind = planted(inputs=(lambda inputs: slices.append(inputs) or slices[0]) if twice else first_four)
+    kind = prepared((lambda inputs: slices.append(inputs) or slices[0]) if twice else first_four)
     spans = spans and has("steps_per_generation")
     options = FEW | ({"steps_per_generation": 4, "max_steps": 1 if twice else 2} if spans else {})
     made = make(kind=kind, **options)

@@ -224,6 +224,17 @@ def test_draws_that_are_not_seen_are_not_held(drawn, model, tokenizer, tmp_path)
     assert report.verdict == "NOT CHECKED" and "was not seen" in report.reason, report.reason
 
 
+@pytest.mark.parametrize(
+    ("mask", "foreign", "masked"), [((1, 1, 0, 1, 1), 0, 0), ((1, 1, 1, 1, 1), 1, 0), ((1, 0, 0, 1, 1), 0, 1)]
+)
+def test_of_two_turns_what_stands_between_was_given(mask, foreign, masked):
+    """The end of the first turn is taken off; of several draws behind one prompt any may have the token."""
+    drawn = [Row((5,), (6, 7, 2), True), Row((5,), (9, 9), False), Row((5, 6, 7, 8), (3, 2), True)]
+    judged = turns.judge(Row((5,), (6, 7, 8, 3, 2), True), mask, drawn, {2})
+    assert judged.row.given == {2} and judged.seen
+    assert (judged.foreign, judged.moved, judged.masked) == (foreign, 0, masked)
+
+
 def test_a_later_turn_that_was_drawn_behind_other_ids_is_the_policy_s_and_told():
     drawn = [Row((5,), (6, 7, 2), True), Row((5, 6, 1, 8), (3, 4, 2), True)]
     judged = turns.judge(Row((5,), (6, 7, 8, 3, 4, 2), True), (1, 1, 0, 1, 1, 1), drawn, {2}, drawn[1:])
@@ -234,3 +245,10 @@ def test_a_later_turn_that_was_drawn_behind_other_ids_is_the_policy_s_and_told()
 def test_padding_behind_an_end_is_nobody_s(closing, foreign):
     drawn = [Row((5,), (6, 7, 2), True)]
     assert turns.judge(Row((5,), (6, 7, 2, 0, 0), False), (1, 1, 1, 1, 1), drawn, closing).foreign == foreign
+
+
+def test_a_row_behind_a_prompt_that_nobody_drew_behind_is_not_known():
+    drawn = [Row((5,), (6, 7, 2), True)]
+    assert not turns.judge(Row((4,), (6, 7), False), (1, 0), drawn, {2}).seen
+    again = turns.judge(Row((5,), (6, 8), False), (1, 1), drawn, {2})  # a text encoded again
+    assert again.foreign == 1 and not again.row.given

@@ -91,6 +91,7 @@ def test_the_bare_model_handed_over_is_named(answers):
         assert len(found[way]["said"]) == bool(where)
         assert all(said.startswith(f"{where} is handed the bare model") for said in found[way]["said"])
     assert found["no deepspeed"] == {"hooks": 0, "said": []}
+    assert found["stopped"] == {"said": ["Zero3Guard: " + found["generate"]["said"][0]]}
 
 
 @engine
