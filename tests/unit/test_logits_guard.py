@@ -196,6 +196,7 @@ def test_losses_without_fault_are_left_alone(monkeypatch, waste, loss, expected)
 def test_listening_ends_with_the_run_and_starts_anew_with_the_next(patient):
     guard = LogitsGuard()
     training = Training(guard)
+    guard.on_train_begin(training.args, training.state, None, model=training.model)
     assert len(training.model._forward_hooks) == 1
     training.step(scored())
     assert not training.model._forward_hooks

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import logging
 import math
+import os
 import types
 
 import pytest
@@ -323,13 +324,33 @@ def test_the_guard_reads_the_log_where_it_cannot_score(rows, told):
 
 
 @own_engine
+def test_the_stand_in_takes_no_port_that_a_neighbour_may_have(monkeypatch):
+    """A port is chosen by trl when it makes the engine, and opened at the next trainer."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    vllm_stand_in.LLM(str(models.path("tiny")))
+    assert os.environ["MASTER_PORT"] == "0"
+
+
+@own_engine
+@pytest.mark.parametrize("ignores", [True, False])
+def test_the_stand_in_draws_to_the_limit_where_it_is_asked_to(ignores):
+    engine = vllm_stand_in.LLM(str(models.path("tiny")))
+    asked = vllm_stand_in.SamplingParams(max_tokens=40, ignore_eos=ignores)
+    drawn = engine.generate([{"prompt_token_ids": [4, 5]}] * 8, asked)
+    assert (min(len(answer.outputs[0].token_ids) for answer in drawn) == 40) is ignores
+
+
+@own_engine
 def test_an_engine_in_eight_bits_rounds_the_weights_that_are_sent_to_it(monkeypatch):
-    """Else the next step would be one in 16 bits."""
+    """Else the next step would be one in 16 bits. Vectors, such as norms', stay as they are."""
     monkeypatch.setattr(vllm_stand_in.LLM, "eight_bits", True)
     engine = vllm_stand_in.LLM(str(models.path("tiny")))
-    engine._send(list(models.load("tiny", dtype=torch.bfloat16)[0].named_parameters()))
-    matrices = [weight for weight in engine._model.parameters() if weight.dim() > 1]
-    assert max(len(weight.abs().unique()) for weight in matrices) <= 127  # float8 has no more
+    given = dict(models.load("tiny", dtype=torch.bfloat16)[0].named_parameters())
+    engine._send(list(given.items()))
+    for name, weight in engine._model.named_parameters():
+        whole = len(weight.abs().unique()) > 127  # float8 has no more
+        assert torch.equal(weight, given[name]) if weight.dim() == 1 else not whole, name
 
 
 @own_engine

@@ -778,6 +778,7 @@ def test_what_tokens_were_given_is_told(change, named):
         assert [each.expected for each in found.weights] == pytest.approx(own, abs=1e-3)
         assert "row 1" in weights.table(found.weights)
     if named == "other rows' advantages":
+        assert "rows 1, 2, 3, 4, 5, 6 were given the weights of rows 5, 6, 1, 2, 3, 4" in found.text
         assert [each.given for each in found.weights] == pytest.approx([*own[4:], *own[:4]], abs=1e-3)
 
 

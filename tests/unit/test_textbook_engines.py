@@ -24,15 +24,33 @@ def make(model, tokenizer, tmp_path):
     return made
 
 
-def test_what_an_engine_says_of_a_drawn_token_is_found_by_its_id():
-    """Other likely tokens may stand before it."""
-    output = [[1]], [[4, 0]], [[[-9, -0.5], [-0.25, -9]]], [[[9, 4], [0, 9]]]
-    helper = SimpleNamespace(generate=lambda **_: output)
+def likely(*pairs):
+    """Return what vLLM tells of one place: a token's log-probability by its id."""
+    return {token: SimpleNamespace(logprob=logprob) for token, logprob in pairs}
+
+
+DRAWN = SimpleNamespace(token_ids=[4, 0], logprobs=[likely((9, -9.0), (4, -0.5)), likely((0, None))])
+READ = {  # of each engine, what it is asked and gives
+    "vllm_generation": ({}, ([[2, 3]], [[4, 0]], [[[-9, -0.5], [None]]], [[[9, 4], [0]]])),
+    "llm": ({"prompts": ["23"]}, [SimpleNamespace(prompt_token_ids=None, outputs=[DRAWN])]),
+    "vllm_client": (
+        {"prompts": [{"prompt_token_ids": [2, 3]}]},
+        {"completion_ids": [[4, 0]], "logprobs": [[[-0.5], [None]]]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_an_engine_says_of_a_drawn_token_is_found_by_its_id(name):
+    """Other likely tokens may stand before it, and some have no log-probability."""
+    asked, output = READ[name]
+    owner = SimpleNamespace(generate=lambda **kwargs: output)
     accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-    made = SimpleNamespace(accelerator=accelerator, model=None, vllm_generation=helper)
-    (engine,) = engines.engines_of(made, None)
-    ((row,), _) = engines.read_answers(engine, (helper.generate, (), {}, output), frozenset([0]), multiple=4)
-    assert row.engine_logps.tolist() == [-0.5, -0.25] and row.ended and row.padded == (4, 4)
+    made = SimpleNamespace(accelerator=accelerator, model=None, **{name: owner})
+    (engine,) = engines.engines_of(made, lambda text: [int(letter) for letter in text])
+    ((row,), _) = engines.read_answers(engine, (owner.generate, (), asked, output), frozenset([0]), multiple=4)
+    assert (row.prompt, row.completion, row.ended, row.padded) == ((2, 3), (4, 0), True, (4, 4))
+    assert row.engine_logps[0] == -0.5 and row.engine_logps[1].isnan()
 
 
 def test_pictures_that_an_engine_was_given_are_not_read():

@@ -202,9 +202,13 @@ def test_the_lock_of_a_living_build_stays(tmp_path):
     folder = tmp_path / "some_op"
     folder.mkdir()
     lock = str(folder / "lock")
-    held = os.open(lock, os.O_CREAT | os.O_EXCL)
-    assert engines.remove_dead_locks(tmp_path) == [] and (folder / "lock").exists()
-    os.close(held)
+    code = f"import os, sys; os.open({lock!r}, os.O_CREAT | os.O_EXCL); print('held', flush=True); sys.stdin.read()"
+    builder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert builder.stdout.readline() == "held\n"
+        assert engines.remove_dead_locks(tmp_path) == [] and (folder / "lock").exists()
+    finally:
+        builder.communicate()
     assert engines.remove_dead_locks(tmp_path) == [folder / "lock"] and not (folder / "lock").exists()
 
 
