@@ -68,7 +68,7 @@ OWN = {
     # Gradients of the textbook itself, one for each mistake, are held against a gradient; and differences whose curve
     # is made by hand, of a size that was chosen for today's step.
     "textbook": (
-        "test_a_planted_mistake_is_named test_a_reference_that_is_the_policy_itself "
+        "test_a_planted_mistake_is_named "
         "test_rows_that_a_step_should_not_train_on_or_should test_a_difference_over_a_strong_curve_is_no_slope "
         "test_a_band_that_known_mistakes_lie_in_holds_nothing test_a_gradient_that_equal_rewards_do_not_give_is_found "
         "test_mistakes_are_found_in_16_bits test_losses_below_zero_are_the_library_s_own"

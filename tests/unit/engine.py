@@ -1,16 +1,11 @@
-"""A stand-in for vLLM in every release of trl: colocated, or a server in a process of its own. trl's own code asks it.
+"""A stand-in for vLLM in every release of trl: colocated, or behind trl's client of a server. trl's own code asks it.
 
 It is made to be wrong in the ways in which engines are: old weights, another dtype, log-probabilities of other tokens.
 """
 
 import copy
-import http.server
-import io
-import json
-import multiprocessing
 import sys
 import types
-import urllib.request
 
 import torch
 import trl.trainer.grpo_trainer
@@ -18,31 +13,29 @@ import trl.trainer.grpo_trainer
 from failurelab_course.experiments.vllm_stand_in import draw_ids
 
 try:
-    from trl.generation import vllm_client, vllm_generation
+    from trl.generation import vllm_generation
 except ImportError:
     vllm_generation = None
-    try:
-        from trl.extras import vllm_client
-    except ImportError:
-        vllm_client = None
 
 
 class Engine:
-    """Draws, with a copy of a policy.
+    """Draws, with a copy of a policy: trl's `LLM`, what its client asks, or a `rollout_func`.
 
     Args:
         policy: is copied.
         tokenizer: of prompts that are texts.
         dtype: of its weights.
         stale: whether it keeps its first weights.
-        spoil: changes the log-probabilities of a completion.
-        scaled: whether these are those after the temperature.
+        temperature: of the sampling; None for the trainer's.
+        shift: positions by which its log-probabilities are moved.
+        silent: whether it gives no log-probabilities.
     """
 
-    def __init__(self, policy, tokenizer, *, dtype=None, stale=False, spoil=lambda scores: scores, scaled=True):
+    def __init__(self, policy, tokenizer, *, dtype=None, stale=False, temperature=None, shift=0, silent=False):
         self.model = copy.deepcopy(policy).eval().to(dtype or next(policy.parameters()).dtype)
-        vars(self.model).pop("forward", None)
-        self.tokenizer, self.stale, self.spoil, self.scaled = tokenizer, stale, spoil, scaled
+        vars(self.model).pop("forward", None)  # of a model that GRPOTrainer was given: the copy would run the original
+        self.tokenizer, self.stale, self.temperature = tokenizer, stale, temperature
+        self.shift, self.silent = shift, silent
         runner = types.SimpleNamespace(model=types.SimpleNamespace(load_weights=self.load))
         worker = types.SimpleNamespace(model_runner=runner)
         config = types.SimpleNamespace(max_model_len=512)
@@ -53,8 +46,21 @@ class Engine:
     def load(self, weights):
         named = dict(self.model.named_parameters())
         for name, weight in () if self.stale else weights:
+            name = name.removeprefix("base_model.model.").replace(".base_layer", "")
             if name in named:
                 named[name].copy_(weight)
+
+    def __call__(self, prompts, trainer):
+        """Answer as a `rollout_func`, with the trainer's weights of now, adapters merged."""
+        adapted = hasattr(trainer.model, "merge_adapter")
+        if adapted:
+            trainer.model.merge_adapter()
+        self.load(trainer.model.named_parameters())
+        if adapted:
+            trainer.model.unmerge_adapter()
+        asked = [self.ids(prompt) for prompt in prompts]
+        drawn, scores = self.draw(asked, 1, trainer.args.max_completion_length, trainer.args.temperature)
+        return {"prompt_ids": asked, "completion_ids": drawn, "logprobs": None if self.silent else scores}
 
     def reset_prefix_cache(self):
         pass
@@ -62,8 +68,9 @@ class Engine:
     def draw(self, prompts, count, max_tokens, temperature):
         """Return `count` completions of each prompt, one prompt after another: ids, and log-probabilities."""
         rows = [ids for ids in prompts for _ in range(count)]
-        ids, scores, raw = draw_ids(self.model, rows, max_tokens, temperature, self.tokenizer.eos_token_id)
-        return ids, [self.spoil(row) for row in (scores if self.scaled else raw)]
+        end = self.tokenizer.eos_token_id
+        ids, scores, _ = draw_ids(self.model, rows, max_tokens, self.temperature or temperature, end)
+        return ids, [row[-self.shift :] + row[: -self.shift] for row in scores] if self.shift else scores
 
     def generate(self, prompts, sampling_params, use_tqdm=False):
         """Answer as vLLM's LLM does."""
@@ -111,67 +118,34 @@ def colocate(monkeypatch, engine):
     }
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """What trl asks vLLM's server, or its own of 0.22, by HTTP; `/weights` stands for a broadcast between GPUs."""
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, value):
-        body = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
-        self.answer({"data": [{"id": "tiny"}], "vllm_config": info, "world_size": 1})
-
-    def do_POST(self):
-        engine, body = self.server.engine, self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.path == "/weights":
-            engine.load(torch.load(io.BytesIO(body)))
-        asked = json.loads(body) if self.path in ("/v1/completions", "/generate/") else {}
-        if not asked:
-            self.answer({})
-            return
-        prompts = [engine.ids(prompt) for prompt in asked.get("prompt", asked.get("prompts"))]
-        drawn, scores = engine.draw(prompts, asked["n"], asked["max_tokens"], asked["temperature"])
-        choices = []
-        for number, (ids, values) in enumerate(zip(drawn, scores)):
-            names = [f"token_id:{token}" for token in ids]
-            told = [dict([pair]) for pair in zip(names, values)]
-            logprobs = {"tokens": names, "token_logprobs": values, "top_logprobs": told}
-            own = {"prompt_token_ids": prompts[number // asked["n"]], "token_ids": ids, "logprobs": logprobs}
-            choices.append(own)
-        self.answer({"completion_ids": drawn} if self.path == "/generate/" else {"choices": choices})
-
-
 def serve(monkeypatch, engine):
-    """Start a server in a process of its own; return that process, and the options that ask for it."""
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    server.engine = engine
-    process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
-    process.start()
-    server.server_close()  # of this process
-    address = f"http://127.0.0.1:{server.server_port}"
+    """Let trl find a client of an engine where it makes vLLM's; return the options that ask for it."""
 
-    class Client(vllm_client.VLLMClient):
-        def init_communicator(self, *_, **__):
-            pass
+    class Client:
+        """Answers as trl's client does: 0.22 is given texts, and told ids alone."""
+
+        def __init__(self, *_, **__):
+            self.init_communicator = self.reset_prefix_cache = lambda *_, **__: None
+
+        def get_server_info(self):
+            return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
         def update_named_params(self, metadata, named):
-            body = io.BytesIO()
-            torch.save([(name, weight.cpu().clone()) for name, weight in named], body)
-            urllib.request.urlopen(f"{address}/weights", body.getvalue()).close()
+            engine.load(named)
 
         def update_named_param(self, name, weight):
-            self.update_named_params(None, [(name, weight)])
+            engine.load([(name, weight)])
 
-    for place in (trl.trainer.grpo_trainer, vllm_client, vllm_generation):
-        if place is not None:
-            monkeypatch.setattr(place, "is_vllm_available", lambda *_, **__: True, raising=False)
-            monkeypatch.setattr(place, "VLLMClient", Client, raising=False)
+        def generate(self, prompts, n, temperature, max_tokens, **_):
+            asked = [engine.ids(prompt) for prompt in prompts]
+            drawn, scores = engine.draw(asked, n, max_tokens, temperature)
+            if vllm_generation is None:
+                return drawn
+            told = {"logprobs": [[[score] for score in row] for row in scores]}
+            return {"prompt_ids": asked, "completion_ids": drawn} | told
+
+    place = trl.trainer.grpo_trainer if vllm_generation is None else vllm_generation
+    monkeypatch.setattr(place, "is_vllm_available", lambda *_, **__: True)
+    monkeypatch.setattr(place, "VLLMClient", Client, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return process, {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": address}
+    return {"use_vllm": True, "vllm_mode": "server"}

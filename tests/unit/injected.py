@@ -17,8 +17,8 @@ import tempfile
 
 import torch
 import transformers
+from engine import Engine
 from packaging.version import Version
-from second_engine import SecondEngine
 from small import alternate, checkpoint, said
 
 import failurelab
@@ -129,7 +129,7 @@ def _rounded(model, tokenizer):
 
 def _two_engines(model, tokenizer, **wrong):
     """A second engine, where trl can have one of one's own."""
-    engine = SecondEngine(model, tokenizer, **wrong)
+    engine = Engine(model, tokenizer, **wrong)
     trainer = grpo(model, tokenizer)
     if hasattr(trainer, "rollout_func"):
         trainer.rollout_func = engine

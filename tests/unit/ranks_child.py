@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
 import warnings
 
@@ -196,13 +195,11 @@ CASES = {
     "zero3 lora": lambda: zero(3) | lora(),
     "zero3 bf16": zero(3, bf16=True),
     "zero3 beta": zero(3, beta=0.1, max_steps=2, learning_rate=1e-3),
-    "zero3 checkpointing": zero(3, gradient_checkpointing=True),
     "zero2 rank left out": zero(2, kind=changed(lambda loss, _: loss * (RANK != 1))),
     "zero3 rank left out": zero(3, kind=changed(lambda loss, _: loss * (RANK != 1))),
     "fsdp2": FSDP,
     "fsdp2 two steps from a generation": FSDP | {"steps_per_generation": 6, "max_steps": 2, "learning_rate": 1e-3},
     "fsdp2 lora": lambda: FSDP | lora(),
-    "fsdp2 checkpointing": FSDP | {"gradient_checkpointing": True},
     "fsdp2 rank left out": {"kind": type("Both", (changed(lambda loss, _: loss * (RANK != 1)), Sharded), {})},
     "rank left out": {"kind": changed(lambda loss, _: loss * (RANK != 1))},
     "summed": {"kind": changed(lambda loss, _: loss * COUNT)},
@@ -216,8 +213,6 @@ CASES = {
     "batch dropped": {"kind": changed(lambda loss, call: loss * (not (RANK == 1 and call == 2)))},
     "not averaged": {"kind": Unaveraged},
     "another temperature": {"generation_kwargs": {"temperature": 0.5}},
-    "another temperature in bf16": {"generation_kwargs": {"temperature": 0.5}, "bf16": True},
-    "opposite sign": {"kind": changed(lambda loss, _: -loss)},
     "a guard on rank 0 alone": {},
 }
 
@@ -318,7 +313,7 @@ def run(name, guarded=True):
         hurt(name)
     if guarded and RANK == 1 and name in UNLIKE:
         unlike(name)
-    begun, error = time.monotonic(), ""
+    error = ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -339,7 +334,6 @@ def run(name, guarded=True):
         "told": [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)],
         "ended in": error,
         "weights": digest(made),
-        "seconds": time.monotonic() - begun,
     }
 
 

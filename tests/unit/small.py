@@ -25,14 +25,21 @@ def qwen2(seed: int = 0, dtype: torch.dtype = torch.float32, **config) -> transf
     ).to(dtype)
 
 
-def llava(image: int = 31) -> transformers.PreTrainedModel:
+def llava(image: int = 31, words: int = 32) -> transformers.PreTrainedModel:
     """Return a small model of images and text: four tokens with the id `image` stand for one of 8 x 8 pixels."""
     seen = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = transformers.CLIPVisionConfig(**seen, image_size=8, patch_size=4, projection_dim=16)
-    text = qwen2(tie_word_embeddings=False).config
+    text = qwen2(tie_word_embeddings=False, vocab_size=words).config
     parts = {"vision_config": vision, "text_config": text, "vision_feature_layer": -1}
     config = transformers.LlavaConfig(**parts, image_token_index=image)
     return stir(transformers.LlavaForConditionalGeneration(config), "", 0.3)
+
+
+def reward_model(tokenizer) -> transformers.PreTrainedModel:
+    """Return a small model that gives each text one number."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    return transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**sizes, **more, num_labels=1))
 
 
 def lora_config(**options):

@@ -1,11 +1,17 @@
 """GRPO, RLOO and Online DPO trainers for one step, alike in every release, and mistakes planted in them."""
 
+import contextlib
 import copy
+import dataclasses
+import inspect
 
 import datasets
 import packaging.version
+import pytest
 import torch
+import transformers
 import trl
+from small import qwen2
 
 try:
     from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
@@ -13,7 +19,7 @@ except ImportError:
     from trl import OnlineDPOConfig, OnlineDPOTrainer
 
 from failurelab import guards, textbook
-from failurelab.textbook import reading
+from failurelab.textbook import apart, gradient, reading, suspects, weights
 from failurelab.textbook.rows import Row
 
 SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
@@ -37,66 +43,14 @@ def before(release):
     return version < packaging.version.Version(release)
 
 
-def trainer(
-    model,
-    tokenizer,
-    folder,
-    kind=None,
-    rewards=(right, ones),
-    lengths=(5,),
-    rows=None,
-    data=None,
-    config=None,
-    more=(),
-    **options,
-):
-    """Return a GRPO trainer: 32 completions a step in two micro-batches, groups of four, float32, no dropout.
-
-    Its rows (prompt, answer) are those of SUMS with such lengths, or `data` its columns; `more` is for the trainer,
-    options for its config.
-    """
-    rows = rows or [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
-    given = {
-        "max_steps": 1,
-        "learning_rate": 1e-6,
-        "num_generations": 4,
-        "gradient_accumulation_steps": 2,
-        "per_device_train_batch_size": 4 if before("0.15") else 16,  # 0.14 counts prompts
-        "max_completion_length": 6,
-        "beta": 0.0,
-        "temperature": 1.0,
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "use_cpu": True,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    torch.manual_seed(0)
-    return (kind or trl.GRPOTrainer)(
-        model=model,
-        args=trl.GRPOConfig(str(folder), **given | options),
-        train_dataset=datasets.Dataset.from_dict(
-            data or {"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}
-        ),
-        processing_class=tokenizer,
-        reward_funcs=list(rewards),
-        **({"peft_config": config} if config else {}),
-        **dict(more),
-    )
+def signature(kind):
+    """Return the arguments of a method that OnlineDPOTrainer overrides and transformers calls."""
+    return [*inspect.signature(kind._maybe_log_save_evaluate).parameters]
 
 
-def planted(loss=None, inputs=None):
-    """Return a trainer class whose loss, or whose inputs of the loss, are changed by a function."""
-
-    class Planted(trl.GRPOTrainer):
-        def compute_loss(self, model, given, *rest, **options):
-            if inputs is not None:
-                given = inputs(dict(given))
-            value = super().compute_loss(model, given, *rest, **options)
-            return value if loss is None else loss(value)
-
-    return Planted
+NO_ONLINE_DPO = before("1.0") and len(signature(transformers.Trainer)) != len(signature(OnlineDPOTrainer))
+needs_online_dpo = pytest.mark.skipif(NO_ONLINE_DPO, reason="OnlineDPOTrainer cannot train in this stack at all")
+needs_rloo = pytest.mark.skipif(before("0.22"), reason="RLOOTrainer before 0.22 has a training loop of its own")
 
 
 SHORT = {
@@ -112,6 +66,74 @@ SHORT = {
 }
 
 
+def trainer(
+    model,
+    tokenizer,
+    folder,
+    kind=None,
+    rewards=(right, ones),
+    lengths=(5,),
+    rows=None,
+    data=None,
+    config=None,
+    more=(),
+    **options,
+):
+    """Return a GRPO or RLOO trainer: 32 completions a step in two micro-batches, groups of four, float32, no dropout.
+
+    Its rows (prompt, answer) are those of SUMS with such lengths, or `data` its columns; `more` is for the trainer,
+    options for its config.
+    """
+    rows = rows or [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
+    given = SHORT | {
+        "num_generations": 4,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4 if before("0.15") else 16,  # 0.14 counts prompts
+        "max_completion_length": 6,
+    }
+    of_rloo = isinstance(kind, type) and issubclass(kind, trl.RLOOTrainer)
+    given |= {} if of_rloo else {"beta": 0.0}
+    torch.manual_seed(0)
+    return (kind or trl.GRPOTrainer)(
+        model=model,
+        args=(trl.RLOOConfig if of_rloo else trl.GRPOConfig)(str(folder), **given | options),
+        train_dataset=datasets.Dataset.from_dict(
+            data or {"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}
+        ),
+        processing_class=tokenizer,
+        reward_funcs=list(rewards),
+        **({"peft_config": config} if config else {}),
+        **dict(more),
+    )
+
+
+def rloo(*given, **options):
+    """Return an RLOO trainer of prompts of two lengths."""
+    return trainer(*given, **{"kind": trl.RLOOTrainer, "lengths": (4, 5)} | options)
+
+
+def one_after_another(monkeypatch):
+    """Let GRPO's sampler repeat no prompt, so that each group has several."""
+
+    def sampler(self, rows=None):
+        return torch.utils.data.SequentialSampler(self.train_dataset if rows is None else rows)
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_get_train_sampler", sampler)
+
+
+def planted(loss=None, inputs=None):
+    """Return a trainer class whose loss, or whose inputs of the loss, are changed by a function."""
+
+    class Planted(trl.GRPOTrainer):
+        def compute_loss(self, model, given, *rest, **options):
+            if inputs is not None:
+                given = inputs(dict(given))
+            value = super().compute_loss(model, given, *rest, **options)
+            return value if loss is None else loss(value)
+
+    return Planted
+
+
 def compare_steps(made, steps, **options):
     """Train; return the comparisons of some steps."""
     with textbook.compare(made, steps, **options) as watched:
@@ -121,21 +143,39 @@ def compare_steps(made, steps, **options):
 
 def compare(made, steps=(1,), **options):
     """Train; return the comparison of a step, or of the last of some."""
-    with textbook.compare(made, steps, **options) as watched:
-        made.train()
-    return watched.report
+    return compare_steps(made, steps, **options)[-1]
 
 
-def guarded_and_not(make, model, **options):
-    """Train copies of a model with StepGuard and without; return the guard, and whether both end at equal weights."""
+def holds(report):
+    """Whether a step is HELD, and near its definition as well."""
+    return report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02
+
+
+def step_guard(**options):
+    """Return what gives a trainer a StepGuard, for `train_with_and_without`."""
+
+    def watch(made):
+        made.add_callback(guard := guards.StepGuard(made, **options))
+        return contextlib.nullcontext(guard)
+
+    return watch
+
+
+def train_with_and_without(make, model, watch):
+    """Train copies of a model that nobody watches and that is watched; return the watch, and whether weights are equal.
+
+    Args:
+        make: takes a copy, and returns its trainer.
+        model: that is copied.
+        watch: takes a trainer that has not begun, and returns a context in which it is watched.
+    """
     ended = []
-    for guarded in (False, True):
+    for watched in (False, True):
         made = make(copy.deepcopy(model))
-        if guarded:
-            made.add_callback(guard := guards.StepGuard(made, **options))
-        made.train()
+        with watch(made) if watched else contextlib.nullcontext() as watching:
+            made.train()
         ended.append(made.model.state_dict())
-    return guard, all(torch.equal(weights, ended[1][name]) for name, weights in ended[0].items())
+    return watching, all(torch.equal(weights, ended[1][name]) for name, weights in ended[0].items())
 
 
 class Judge:
@@ -173,22 +213,6 @@ def judges():
     return "judge" in OnlineDPOTrainer.__init__.__code__.co_varnames
 
 
-def rloo(model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(4, 5), config=None, **options):
-    """Return an RLOO trainer of 32 completions a step in two micro-batches, groups of four."""
-    rows = [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
-    given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 4}
-    given |= {"max_completion_length": 6, **SHORT}
-    torch.manual_seed(0)
-    return (kind or trl.RLOOTrainer)(
-        model=model,
-        args=trl.RLOOConfig(str(folder), **given | options),
-        train_dataset=datasets.Dataset.from_dict({"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}),
-        processing_class=tokenizer,
-        reward_funcs=list(rewards),
-        peft_config=config,
-    )
-
-
 def rows_of(prompts, completions, rewards, groups, ends=()):
     """Return the rows of a generation that a step trains on in one micro-batch."""
     columns = zip(prompts, completions, rewards, groups, strict=True)
@@ -210,3 +234,54 @@ def passes_of(rows, given):
                 made.append(reading.Trained(0, 0, number, ids[1:], tokens, padded=ids, micro=micro))
         passes.append(reading.Pass(made, []))
     return passes
+
+
+def rows_of_pairs():
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    rewards = [(1.0, 0.0), (0.5, 0.5), (None, None), (0.2, 0.9), (None, -1.0), (3.0, 2.5), (0.7, 0.0), (1.0, 1.0)]
+    for group, pair in enumerate(rewards):
+        prompt = tuple(torch.randint(2, 30, (2 + group % 3,), generator=generator).tolist())
+        for place, reward in enumerate(pair):
+            length = int(torch.randint(2, 7, (1,), generator=generator))
+            completion = tuple(torch.randint(2, 30, (length,), generator=generator).tolist())
+            kl, drawn_by = 0.3 * group + place, 0.3 * torch.rand(length, generator=generator) - 3.6
+            row = Row(prompt, completion, (group + place) % 3 > 0, (reward,), group, padded=(4, 7), kl=kl)
+            rows.append(dataclasses.replace(row, old_logps=drawn_by))
+    return rows
+
+
+class Asks:
+    """Searches for what explains one gradient of the definition with a mistake in it."""
+
+    def __init__(self, definition, options, model=None, other=None):
+        self.model, self.rows, self.options = model or qwen2(), rows_of_pairs(), options
+        self.definition, self.other = definition, other or qwen2(seed=1)
+
+    def gradient(self, options, definition=None, tally=None, **more):
+        return textbook.expected_gradient(
+            self.model,
+            self.rows,
+            options,
+            definition=definition or self.definition,
+            reference=lambda: contextlib.nullcontext(self.other),
+            tally=tally,
+        )
+
+    def search(self, definition=None):
+        theirs = self.gradient(self.options, definition)
+        passes = () if definition is None else self.passes(definition)
+        given = self.rows, self.options, self.definition, theirs, textbook.Floor(), self.gradient
+        return suspects.Search(*given, passes=passes)
+
+    def passes(self, definition):
+        """Return the forward pass of a trainer whose weights are those of a definition."""
+        tally = gradient.Tally()
+        self.gradient(self.options, tally=tally)
+        step = gradient.Step(self.rows, self.options, self.definition)
+        return passes_of(step.rows, weights.slopes_of(definition, step, tally, self.rows))
+
+    def explain(self, definition):
+        tally, search = gradient.Tally(), self.search(definition)
+        ours = self.gradient(self.options, tally=tally)
+        return search.explain(ours, apart.measure_apart(search.theirs, ours), tally)

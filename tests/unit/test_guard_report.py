@@ -11,16 +11,13 @@ from small import qwen2
 from failurelab import guards
 
 
-def train(folder, *callbacks, freeze=()):
-    model = qwen2()
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(part in name for part in freeze))
+def train(folder, *callbacks):
     rows = datasets.Dataset.from_dict({name: [[1, 2, 3]] * 4 for name in ("input_ids", "labels")})
     args = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=2, learning_rate=1e-3, report_to=[], use_cpu=True, disable_tqdm=True,
         save_strategy="no",
     )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=args, train_dataset=rows, callbacks=[*callbacks])
+    trainer = transformers.Trainer(model=qwen2(), args=args, train_dataset=rows, callbacks=[*callbacks])
     trainer.train()
     return json.loads((folder / "failurelab.json").read_text())["notices"]
 

@@ -8,7 +8,6 @@ import torch
 from failurelab.simulate.cuda import Cuda, visible
 from failurelab.simulate.node import CommandError, process, started
 from failurelab_course.experiments import models
-from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import measure
 
 
@@ -102,14 +101,6 @@ def measured(tmp_path):
         return made.refused or made.metrics
 
     return run
-
-
-def test_two_visible_gpus(measured):
-    """Transformers 5 does not wrap a 4-bit model; what nn.DataParallel does to one in older stacks is lab 34's."""
-    found = measured(PLAIN)
-    assert set(found) == set(metrics.of("node")) and None not in found.values()
-    assert (found["processes"], found["devices_seen"], found["ranks_refused"]) == (1, 2, 0)
-    assert (found["data_parallel"], found["copies"], found["quantization_elsewhere"]) == (0, 1, 0)
 
 
 def test_where_each_process_sees_one_gpu_its_index_is_no_device(measured):

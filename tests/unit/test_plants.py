@@ -3,7 +3,6 @@
 Of what is measured the registry makes a verdict: what is unknown, could not show, or could not be seen is never HELD.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -15,6 +14,7 @@ import accelerate
 import pytest
 import small
 import torch
+from steps import Asks
 
 from failurelab import failures, gradients, mismatch, placement, plants, rollouts, textbook, updates, zero3
 from failurelab.failures import figures, verdicts
@@ -24,7 +24,6 @@ from failurelab.measure.alignment import check_alignment
 from failurelab.measure.scores import read_scored_rows, scoring_temperature
 from failurelab.textbook import balance, suspects
 from failurelab.textbook.apart import Floor, measure_apart
-from failurelab.textbook.rows import Row
 
 MECHANISMS = {f"{failure.id} {each.name}": (failure, each) for failure in failures.all() for each in failure.mechanisms}
 IDS = torch.tensor([[1, 5, 7, 9, 2, 8, 4, 11]])
@@ -185,25 +184,13 @@ def of_textbook(name):
     """Return a step whose right gradient lacks nothing, and that with a mistake in the textbook."""
 
     def case(made):
-        prompts = (3, 4, 5), (6,)
-        rows = [
-            Row(prompt, (7 + at, 9 + 2 * at, 12)[: 3 - at], group + at > 0, (float(at),), group, padded=(3, 3))
-            for group, prompt in enumerate(prompts)
-            for at in (0, 1)
-        ]
-        rows = [dataclasses.replace(row, old_logps=torch.full((3,), -3.0 - at)) for at, row in enumerate(rows)]
-        asked = {"beta": 4.0, "epsilon": 0.2, "mask_truncated_completions": True}
+        asked = {"beta": 4.0, "epsilon": 0.05, "mask_truncated_completions": True}
         options = textbook.Options(loss_type="dapo", **asked)
-        policy = model()
-        gradient = functools.partial(
-            textbook.expected_gradient, made, rows, reference=lambda: contextlib.nullcontext(policy)
-        )
-        small.stir(policy, "mlp", 0.3)
-        right = gradient(options)
-        search = suspects.Search(rows, options, textbook.GRPO, right, Floor(), gradient)
-        figures = Floor().figures(measure_apart(right, right)) | {"prompts_padded": True, "prompt_lengths": 2}
+        search = Asks(textbook.GRPO, options, made, small.stir(model(), "mlp", 0.3)).search()
+        figures = Floor().figures(measure_apart(search.theirs, search.theirs))
+        figures |= {"prompts_padded": True, "prompt_lengths": 3}
         figures |= dict.fromkeys(("penalty_asked", "bounds_asked", "cut_asked"), True)
-        return figures, plants.PLANTS[name](search, right)
+        return figures, plants.PLANTS[name](search, search.theirs)
 
     return case
 

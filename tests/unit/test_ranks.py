@@ -4,19 +4,17 @@ A launch runs many cases one after another (`ranks_child`).
 """
 
 import concurrent.futures
-import dataclasses
 import json
 import shutil
 import signal
+from unittest import mock
 
 import pytest
 from ranks_child import UNLIKE, launch, run_cases
-from small import qwen2
-from steps import rows_of
 
 from failurelab.textbook import apart, gradient, rows, suspects, together
 from failurelab.textbook.fields import Options
-from failurelab.textbook.ranks import ALONE, Ranks
+from failurelab.textbook.ranks import Ranks
 
 HEALTHY = {
     "DDP": ("ddp=", "groups on both ranks=", "bnpo", "scaled by the batch", "two steps from a generation="),
@@ -24,8 +22,8 @@ HEALTHY = {
     "Online DPO": ("online dpo=", "online dpo lora"),
     "RLOO": ("rloo=", "rloo groups on both ranks"),
     "ZeRO": ("zero2=", "zero3=", "zero3 two steps from a generation"),
-    "ZeRO-3, more": ("zero3 lora", "zero3 bf16", "zero3 beta", "zero3 checkpointing"),
-    "FSDP2": ("fsdp2=", "fsdp2 two steps from a generation", "fsdp2 lora", "fsdp2 checkpointing"),
+    "ZeRO-3, more": ("zero3 lora", "zero3 bf16", "zero3 beta"),
+    "FSDP2": ("fsdp2=", "fsdp2 two steps from a generation", "fsdp2 lora"),
 }
 PLANTED = {
     "rank left out": None,
@@ -41,13 +39,11 @@ PLANTED = {
     "not averaged": together.OWN_GRADIENTS,
     "online dpo rank left out": None,
     "another temperature": "temperature",
-    "another temperature in bf16": "temperature",
-    "opposite sign": "opposite sign",
     "fsdp2 rank left out": None,
     "zero2 rank left out": None,
     "zero3 rank left out": None,
 }
-PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:16], tuple(PLANTED)[16:])  # DeepSpeed's by themselves
+PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:14], tuple(PLANTED)[14:])  # DeepSpeed's by themselves
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 COMPILER = bool(shutil.which("g++") or shutil.which("c++"))  # which builds DeepSpeed's operation for the CPU
 
@@ -169,35 +165,16 @@ def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(case, laun
     assert all(own[0]["weights"] == own[0]["plain"] for own in (first, second))
 
 
-class Two(Ranks):
-    """A rank whose other one says what it says itself, and has no rows."""
-
-    def share(self, value):
-        return [value, value]
-
-
-def test_rows_of_other_ranks_count_where_the_loss_is_divided_and_have_no_gradient_here():
-    """The parts of two ranks, computed one after the other, add up to the gradient of all rows."""
-    made = rows_of([(1, 2)] * 4, [(3, 4), (5,), (6, 7, 8), (9, 2)], [(1.0,), (0.0,), (0.5,), (2.0,)], [0] * 4, [2])
-    options, model = Options(loss_type="dapo"), qwen2()
-    every = [dataclasses.replace(row, rank=number // 2, micro=number // 2) for number, row in enumerate(made)]
-    whole = gradient.expected_gradient(model, every, options)
-    parts = [
-        gradient.expected_gradient(model, [dataclasses.replace(row, here=row.rank == rank) for row in every], options)
-        for rank in (0, 1)
-    ]
-    total = {name: parts[0][name] + parts[1][name] for name in whole}
-    assert apart.measure_apart(total, whole).distance < 1e-5 and apart.norm(parts[0]) / apart.norm(whole) > 0.1
-
-
-def test_an_error_of_one_rank_is_raised_on_all_of_its_kind():
-    with pytest.raises(gradient.OutOfMemory, match="rank 0: no room"):
-        Two(1, 2).agree(lambda: (_ for _ in ()).throw(gradient.OutOfMemory("no room")))
-    assert ALONE.collect(lambda: 2.0) == [2.0] and ALONE.share("own") == ["own"]
-
-
-def test_ranks_that_divide_by_their_own_tokens_are_named():
+@pytest.mark.parametrize(
+    ("shares", "named"),
+    [([0.75, 1.5], "each rank divides by its own tokens"), ([1.0, 0.0], None), ([0.7, 1.1], None)],
+)
+def test_ranks_that_divide_by_their_own_tokens_are_named(shares, named):
     every = [rows.Row((1,), (2,) * count, True, rank=rank) for rank, count in enumerate((10, 5))]
-    search = suspects.Search(every, Options(), None, {}, apart.Floor(), None)
-    assert search._of_ranks([0.75, 1.5]).named == "each rank divides by its own tokens"
-    assert search._of_ranks([1.0, 0.0]).named is search._of_ranks([0.7, 1.1]).named is None
+    assert suspects.Search(every, Options(), None, {}, apart.Floor(), None)._of_ranks(shares).named == named
+
+
+def test_an_error_of_one_rank_is_raised_on_all_of_its_kind(monkeypatch):
+    monkeypatch.setattr(Ranks, "share", lambda self, value: [value] * self.count)
+    with pytest.raises(gradient.OutOfMemory, match="rank 0: no room"):
+        Ranks(1, 2).agree(mock.Mock(side_effect=gradient.OutOfMemory("no room")))

@@ -7,11 +7,9 @@ import logging
 
 import pytest
 import torch
-from injected import grpo
 from small import said
 
 from failurelab import guards
-from failurelab_course.experiments import models
 
 PROMPTS = ["1+1=", "1+1=", "2+2=", "2+2="]
 ANSWERS = ["2", "2", "4", "4"]
@@ -101,6 +99,13 @@ def test_what_else_is_wrong_with_rewards(function, message):
     assert len(messages) == 1 and message in messages[0] and message in guard.report.problem
 
 
+def test_a_weight_of_zero_takes_a_function_out():
+    """What each function pays is told beside: the flat curve alone does not say which one counts."""
+    weights = torch.tensor([0.0, 1.0])
+    guard, messages = run([right, constant(1.0)], [["2", "no", "4", "no"]] * 3, reward_weights=weights)
+    assert guard.report.flat == 6 and len(messages) == 1 and "reward_funcs[0] right gives 0 to 1" in messages[0]
+
+
 def test_it_stops_where_it_was_asked_to():
     with pytest.raises(guards.GuardTripped, match="RewardGuard: in 2 of 2 groups all rewards are equal") as stopped:
         run(right, [WRONG] * 3, action="stop")
@@ -163,32 +168,3 @@ def test_what_was_not_asked_is_not_held(tmp_path):
     guard.on_train_end(None, state, None)
     (notice,) = json.loads((tmp_path / "failurelab.json").read_text())["notices"]
     assert (notice["kind"], notice["failures"]) == ("held", ["F10"])
-
-
-def by_text(completions):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
-
-
-def once(completions, **_):
-    yield from by_text(completions)
-
-
-async def awaited(completions, **_):
-    return map(float, by_text(completions))
-
-
-@pytest.mark.parametrize("reward", [once, awaited])
-def test_a_run_under_guards_trains_to_the_weights_of_one_without(reward):
-    """A generator of rewards arrived empty at the trainer, and ended the run."""
-    weights = []
-    for make in ((), (guards.RewardGuard, guards.StepGuard)):
-        torch.manual_seed(0)
-        trainer = grpo(*models.load("tiny"), reward=reward, temperature=2.0)
-        own = [kind(trainer, "stop") for kind in make]
-        for guard in own:
-            trainer.add_callback(guard)
-        trainer.train()
-        weights.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
-    assert all(torch.equal(*pair) for pair in zip(*weights))
-    assert not all(torch.equal(*pair) for pair in zip(weights[0], models.load("tiny")[0].parameters()))
-    assert own[0].report.groups and own[1].report.verdict == "HELD"

@@ -1,23 +1,28 @@
 """StepGuard: what it finds stops or warns, and a run with it is the same run."""
 
+import functools
 import json
 import random
 
 import pytest
 import torch
-import transformers
-from small import said
-from steps import guarded_and_not, ones, planted, right, trainer
+from engine import Engine, colocate
+from small import reward_model, said
+from steps import (
+    has,
+    needs_online_dpo,
+    needs_rloo,
+    ones,
+    online_dpo,
+    planted,
+    right,
+    rloo,
+    step_guard,
+    train_with_and_without,
+    trainer,
+)
 
 from failurelab import guards, handles, textbook
-
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 def train(made, **options):
@@ -36,19 +41,36 @@ def test_a_wrong_gradient_stops_the_run(model, tokenizer, tmp_path):
     assert stopped.value.report.named == "opposite sign"
 
 
-def test_the_run_is_the_same_with_and_without_it(trained, tmp_path):
-    """Bit-equal weights after three steps, also where rewards are random and a wrong gradient is looked into."""
+def noisy(completions, **_):
+    return [random.random() + float(torch.rand(())) for _ in completions]
 
-    def noisy(completions, **_):
-        return [random.random() + float(torch.rand(())) for _ in completions]
 
+MOVED = {"learning_rate": 1e-3, "max_steps": 3}
+SYNCED = {"sync_ref_model": True, "ref_model_sync_steps": 2, "beta": 0.1, "learning_rate": 1e-2}
+needs_sync = pytest.mark.skipif(not has("sync_ref_model"), reason="this release keeps its reference")
+
+
+@pytest.mark.parametrize(
+    ("build", "verdict"),
+    [
+        # Rewards are random, and a wrong gradient is looked into.
+        pytest.param(
+            functools.partial(trainer, kind=planted(loss=torch.neg), rewards=[ones, noisy]), "FOUND", id="GRPO"
+        ),
+        pytest.param(functools.partial(trainer, **SYNCED), "HELD", id="reference", marks=needs_sync),
+        pytest.param(trainer, "HELD", id="engine"),
+        pytest.param(online_dpo, "HELD", id="Online DPO", marks=needs_online_dpo),
+        pytest.param(functools.partial(rloo, beta=0.2), "HELD", id="RLOO", marks=needs_rloo),
+    ],
+)
+def test_a_run_with_the_guard_ends_at_the_same_weights(build, verdict, trained, tmp_path, monkeypatch):
     def make(policy):
         random.seed(0)
-        options = {"kind": planted(loss=torch.neg), "rewards": [ones, noisy], "learning_rate": 1e-3, "max_steps": 3}
-        return trainer(policy, trained[1], tmp_path, **options)
+        engine = colocate(monkeypatch, Engine(policy, trained[1])) if build is trainer else {}
+        return build(policy, trained[1], tmp_path, **MOVED | engine)
 
-    guard, same = guarded_and_not(make, trained[0], every=2)
-    assert guard.report.verdict == "FOUND" and same
+    guard, same = train_with_and_without(make, trained[0], step_guard(every=2))
+    assert guard.report.verdict == verdict and same
 
 
 def test_rewards_are_asked_once(model, tokenizer, tmp_path):
@@ -110,9 +132,8 @@ def test_what_other_guards_generate_is_no_draw_of_the_trainer(first, model, toke
 
     A reward model is not given the tokens by which a function's draws are found.
     """
-    config = transformers.Qwen2Config(**SMALL, vocab_size=len(tokenizer), num_labels=1, pad_token_id=0)
-    judge = transformers.Qwen2ForSequenceClassification(config)
-    made = trainer(model, tokenizer, tmp_path, rewards=[judge], more={"reward_processing_classes": tokenizer})
+    more = {"reward_processing_classes": tokenizer}
+    made = trainer(model, tokenizer, tmp_path, rewards=[reward_model(tokenizer)], more=more)
     guard, other = guards.StepGuard(made), guards.RolloutGuard("warn")
     for each in (guard, other) if first else (other, guard):
         made.add_callback(each)

@@ -6,19 +6,19 @@ import pytest
 import torch
 import transformers
 import trl
-from engine import Engine, colocate
-from steps import before, compare_steps, guarded_and_not, has, ones, planted, right, trainer
+from steps import before, compare, compare_steps, has, holds, ones, planted, trainer
 
 pytestmark = pytest.mark.slow
 SYNCED = {"sync_ref_model": True, "ref_model_sync_steps": 2, "beta": 0.1, "learning_rate": 1e-2}
-MOVED = {"learning_rate": 1e-2, "max_steps": 3}
+COMPILED = {"torch_compile": True, "torch_compile_backend": "eager"}
 # A cache of few blocks: by default it takes a share of all memory.
 BATCHED = {
     "use_transformers_continuous_batching": True,
     "transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 64},
 }
-LUSPO = {"loss_type": "luspo", "num_iterations": 3, "learning_rate": 5e-3, "beta": 0.1}
-VESPO = {"loss_type": "vespo", "num_iterations": 3, "learning_rate": 5e-3, "beta": 0.1}
+AGAIN = {"num_iterations": 3, "learning_rate": 5e-3, "beta": 0.1}
+LUSPO = AGAIN | {"loss_type": "luspo", "importance_sampling_level": "sequence"}
+VESPO = AGAIN | {"loss_type": "vespo"}
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ MASKED = pytest.mark.skipif(before("1.16"), reason="this release has no such los
     [
         ({"generation_kwargs": {"top_k": 5, "top_p": 0.9}}, 1),
         ({"neftune_noise_alpha": 0.1}, 1),
-        ({"torch_compile": True, "torch_compile_backend": "eager"}, 1),
+        (COMPILED, 1),
         (SYNCED, 3),
         pytest.param(VESPO, 3, marks=needs("vespo_k_pos")),
-        pytest.param(LUSPO | {"importance_sampling_level": "sequence"}, 3, marks=MASKED),
+        pytest.param(LUSPO, 3, marks=MASKED),
         pytest.param(BATCHED, 1, marks=needs("use_transformers_continuous_batching")),
     ],
 )
@@ -57,8 +57,7 @@ def test_a_healthy_run_holds(options, steps, make):
         pytest.skip("this release has no such option")
     reports = compare_steps(make(**options, max_steps=steps), range(1, steps + 1))
     assert len(reports) == steps
-    for report in reports:
-        assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
+    assert all(map(holds, reports)), reports
     if "neftune_noise_alpha" in options:
         assert reports[0].floor.cosine > 0, "no noise was drawn"
 
@@ -67,18 +66,23 @@ def test_a_healthy_run_holds(options, steps, make):
 @pytest.mark.parametrize("most", [1.0, 0.0])
 def test_the_scale_of_numbers_of_16_bits_is_taken_back(most, make):
     """With clipping, which takes it back too, and without."""
-    (report,) = compare_steps(in_16_bits(make(fp16=True, max_grad_norm=most)), (1,))
-    assert report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02, report
+    report = compare(in_16_bits(make(fp16=True, max_grad_norm=most)))
+    assert holds(report), report
 
 
 @pytest.mark.skipif(before("0.22"), reason="this release asks for a GPU")
-def test_a_mistake_in_16_bits_is_named_and_an_overflow_is_none(make):
-    (report,) = compare_steps(in_16_bits(make(fp16=True, kind=planted(loss=lambda loss: -loss))), (1,))
-    assert (report.verdict, report.named) == ("FOUND", "opposite sign")
+def test_an_overflow_of_16_bits_is_no_mistake(make):
     made = in_16_bits(make(fp16=True))
     made.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
-    (report,) = compare_steps(made, (1,))
+    report = compare(made)
     assert report.verdict == "NOT CHECKED" and "too large for 16 bits" in report.reason
+
+
+@pytest.mark.skipif(before("0.22"), reason="this release asks for a GPU, or does not compile")
+@pytest.mark.parametrize(("options", "wrap"), [({"fp16": True}, in_16_bits), (COMPILED, lambda made: made)])
+def test_a_mistake_is_named_in_16_bits_and_in_a_compiled_run(options, wrap, make):
+    report = compare(wrap(make(kind=planted(loss=torch.neg), **options)))
+    assert (report.verdict, report.named) == ("FOUND", "opposite sign")
 
 
 class Truncated(trl.GRPOTrainer):
@@ -99,7 +103,7 @@ def test_a_weight_of_vespo_s_that_is_another_one_is_found(make):
 def test_weights_that_are_cast_to_generate_are_found(make):
     """It is the policy itself that trl 1.16 casts, and the optimizer steps in 16 bits from there on."""
     made = make(**BATCHED, bf16=True)
-    (report,) = compare_steps(made, (1,))
+    report = compare(made)
     assert (report.verdict, report.named) == ("FOUND", "weights cast to other numbers")
     assert "26 of 26" in report.reason and next(made.model.parameters()).dtype == torch.bfloat16
 
@@ -114,7 +118,7 @@ class Casts(transformers.TrainerCallback):
 def test_weights_that_an_engine_casts_before_the_first_step_are_no_mistake(make):
     made = make(bf16=True)
     made.add_callback(Casts())
-    (report,) = compare_steps(made, (1,))
+    report = compare(made)
     assert (report.verdict, report.named) == ("HELD", None)
 
 
@@ -140,25 +144,5 @@ def test_checkpoints_of_a_script_s_own_are_seen_through(make):
     made.model.get_input_embeddings().weight.requires_grad_(False)
     for layer in made.model.model.layers:
         checkpointed(layer)
-    (report,) = compare_steps(made, (1,))
-    assert (report.verdict, report.named) == ("HELD", None), report.reason
-
-
-@pytest.mark.skipif(not has("torch_compile"), reason="this release does not compile")
-def test_a_mistake_in_a_compiled_run_is_named(make):
-    options = {"torch_compile": True, "torch_compile_backend": "eager"}
-    (report,) = compare_steps(make(kind=planted(loss=lambda loss: -loss), **options), (1,))
-    assert (report.verdict, report.named) == ("FOUND", "opposite sign")
-
-
-@pytest.mark.parametrize("options", [SYNCED, {"use_vllm": True}])
-def test_a_run_with_the_guard_ends_at_the_same_weights(options, trained, tmp_path, monkeypatch):
-    if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__):
-        pytest.skip("this release has no such option")
-
-    def make(policy):
-        more = colocate(monkeypatch, Engine(policy, trained[1])) if "use_vllm" in options else options
-        return trainer(policy, trained[1], tmp_path, rewards=[ones, right], **MOVED | more)
-
-    _, same = guarded_and_not(make, trained[0], every=1)
-    assert same
+    report = compare(made)
+    assert holds(report), report.reason

