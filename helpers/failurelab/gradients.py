@@ -208,21 +208,21 @@ def count(model: nn.Module, optimizer: Any = None) -> dict[str, Value]:
 
 def not_optimized(model: nn.Module, optimizer: Any) -> tuple[str, ...]:
     """Return the names of trainable tensors that an optimizer does not hold, and that it may have no copies of."""
-    held, copies = _held(optimizer), steps_copies(model, optimizer)
+    if steps_copies(model, optimizer):
+        return ()
+    held = _held(optimizer)
     return tuple(
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) not in held and not copies
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held
     )
 
 
 def steps_copies(model: nn.Module, optimizer: Any) -> bool:
     """Return whether an optimizer holds tensors, none of the model's, and may write these back, as DeepSpeed's does.
 
-    One of torch's own steps what it holds: it was made for another model.
+    One of torch's own steps what it holds, of another model.
     """
-    held, inner = _held(optimizer), getattr(optimizer, "optimizer", optimizer)  # without accelerate's wrapper
-    theirs = type(inner).__module__.startswith("torch.")
+    inner = optimizer.optimizer if type(optimizer).__module__.startswith("accelerate.") else optimizer
+    held, theirs = _held(optimizer), type(inner).__module__.startswith("torch.")
     return bool(held) and held.isdisjoint(map(id, model.parameters())) and not theirs
 
 

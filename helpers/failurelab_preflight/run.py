@@ -363,7 +363,6 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(config)),
             lacks=missing_file(config),
             source=source,
-            real=self.real,
             own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
@@ -407,7 +406,6 @@ class WatchedScript:
                 self.report.traceback(problem)
                 error = self.read_error(problem, arguments, source.line)
         beginning.ask()
-        training.log = list(trainer.state.log_history)
         if not leads:
             self.report.say("judging what was seen")
             self._ask((judge_batch, judge_rewards), training)  # which may be otherwise than on rank 0

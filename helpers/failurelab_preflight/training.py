@@ -67,7 +67,6 @@ class Training:
         loads: of models, in order.
         adapters: trained ones, in order.
         finished: whether the cut training came to its end.
-        log: the trainer's log history, empty before training.
         world_size: of the launch.
         small: whether the model was cut.
         keywords: the arguments that the script gave the trainer, by name. `trainer.eval_dataset` is cut; the whole one
@@ -81,7 +80,6 @@ class Training:
         drawn: the completions of each prompt that the trainer's model drew in one call, as ids.
         called: the places of the reward functions that the trainer has called in the cut training.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
-        real: whether the real weights were asked for.
         model_defaults: options of sampling that the first generation took from the model's generation config, by name:
             the value, and the one that it would have without.
         flat: whether the trainer gets equal rewards in this step, so that a penalty alone has a gradient.
@@ -97,7 +95,6 @@ class Training:
     loads: list[Load] = dataclasses.field(default_factory=list)
     adapters: list[TrainedAdapter] = dataclasses.field(default_factory=list)
     finished: bool = False
-    log: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     world_size: int = 1
     small: bool = True
     keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -109,7 +106,6 @@ class Training:
     drawn: list[list[Ids]] = dataclasses.field(default_factory=list)
     called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
-    real: bool = False
     model_defaults: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
     flat: bool = False
     moved: bool = False

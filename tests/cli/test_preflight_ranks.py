@@ -125,8 +125,10 @@ def test_a_step_that_several_ranks_alone_can_take_is_found(two):
 def test_a_reference_that_one_rank_alone_has_is_found(two):
     """A policy that rank 0 alone has loaded is sent to the others, whose references are of what they had loaded."""
     other = "for weight in RANK * [*trainer.ref_model.parameters()]:\n    weight.data *= 1.5\n"
-    (found,) = two(script(last=other, options="beta=0.1, ")).found
+    result = two(script("torch.cuda.is_available()\n", last=other, options="beta=0.1, "))
+    (found,) = result.found
     assert found.failure == "F19" and found.evidence.startswith("on rank 1")
+    assert "F5" in failures(result.not_checked)  # what the script does where it sees GPUs was not seen
 
 
 def test_ranks_that_wait_in_different_calls_are_told_where(tmp_path):

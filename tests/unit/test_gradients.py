@@ -57,7 +57,9 @@ def copies(parameters):
 
 
 class WritesBack(torch.optim.AdamW):
-    """An optimizer of nobody's that may step copies."""
+    """An optimizer of nobody's that may step copies, by one of torch's too."""
+
+    optimizer = torch.optim.SGD([torch.zeros(1)])
 
 
 @pytest.mark.parametrize(

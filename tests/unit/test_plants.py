@@ -268,11 +268,13 @@ def tables():
         more = {"columns": columns, "ids": tokens, "draw": draw}
         paid.append(balance.Paid(number % 4, step + 1, step, number % 4 // 2, (1.0,), 1.0, **more))
     rows = tuple({"prompt": say(prompt), "answer": answer} for prompt, answer in zip(PROMPTS, "xy"))
-    setting = balance.Conditions(ends=frozenset({9}), moves={2: 0.2}, rows=rows, decode=say)
+    setting = balance.Conditions(ends=frozenset({9}), moves={1: 0.2, 2: 0.2}, rows=rows, decode=say)
     return balance.Tables(tuple(draws), tuple(trained), tuple(paid), setting)
 
 
-@pytest.mark.parametrize(("moves", "grown"), [({2: 0.06}, 0.05 / 0.06), ({1: 0.5}, None)])
+@pytest.mark.parametrize(
+    ("moves", "grown"), [({1: 0.5, 2: 0.06}, 0.05 / 0.06), ({1: 0.5}, None), ({1: 0.0, 2: 0.06}, None)]
+)
 def test_how_far_another_model_fell_behind_is_told_by_the_tokens_that_it_drew(moves, grown):
     """A sampler that got no weights was held, beside how far the policy moved on tokens of another call."""
     seen = tables()

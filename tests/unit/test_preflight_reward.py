@@ -549,6 +549,12 @@ def test_a_reward_that_remembers_a_text_under_another_question_is_not_held(token
     """Its second call was for the same questions, so that what was remembered was right, and F14 was held."""
     assert "SUSPECTED F14:memory @0" in in_short(judge(by_text({}), CHAT, tokenizer))
 
+    def only_its_own(prompts, completions, answer, **_):
+        assert list(answer) == [CHAT["answer"][CHAT["prompt"].index(prompt)] for prompt in prompts]
+        return last_number(completions, answer)
+
+    assert in_short(judge(only_its_own, CHAT, tokenizer)) == WELL  # another question's answer is an error of ours
+
 
 def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch, tmp_path, capfd, gone, in_forks):
     """A log beside the script, a process that goes on, words on the terminal: it is judged, and nothing is left."""

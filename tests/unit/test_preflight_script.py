@@ -941,12 +941,6 @@ def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     assert (judged(training(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
 
 
-@pytest.mark.parametrize("loads", [[load(device_map={"": 3})], []])
-def test_where_a_script_loads_if_gpus_are_here_is_not_held(loads):
-    """A map of devices that a script makes of what it sees was held, for here it sees none."""
-    assert judged(training(loads=loads, world_size=4, asks_for_gpus=True)).verdict is Verdict.NOT_CHECKED
-
-
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 1, 1), ("7", 0, 1)])
 def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
     """`PartialState().device` holds in both; where a rank sees one GPU, its index names one that is not there."""

@@ -27,14 +27,14 @@ FOUND, HELD, NOT_CHECKED, NOT_APPLICABLE = Verdict.FOUND, Verdict.HELD, Verdict.
 BY_RELEASE = HELD if hasattr(trl.GRPOTrainer, "_tokenize_prompts") else FOUND
 
 
-def training(model, tokenizer, prompts, log=(), limits=None, **options):
+def training(model, tokenizer, prompts, limits=None, **options):
     """Return what preflight sees of a GRPO script, whose trainer has not begun."""
     trainer = small.grpo(model, tokenizer, prompts, lambda completions, **_: [0.0] * len(completions))
     arguments = {"max_completion_length": 64, "max_prompt_length": None} | (limits or {})
     trainer.args = types.SimpleNamespace(**arguments)
     load = Load("base/tiny", {}, model.config, by_trainer=False)
     dataset = datasets.Dataset.from_dict({"prompt": prompts})
-    return Training(trainer=trainer, arguments=arguments, dataset=dataset, loads=[load], log=list(log), **options)
+    return Training(trainer=trainer, arguments=arguments, dataset=dataset, loads=[load], **options)
 
 
 def only(answers, failure):
@@ -148,10 +148,6 @@ def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
     monkeypatch.setattr(rows, "installed_version", lambda _: Version("0.27.0"))  # which cuts none
     answers = judge_lengths(training(model, tokenizer, odd, limits={"max_prompt_length": 4}))
     assert not any("max_prompt_length" in str(answer) for answer in answers)
-
-
-def test_how_long_completions_are_the_real_run_tells(model, tokenizer):
-    assert only(judge_lengths(training(model, tokenizer, TEXTS, small=False)), "F11").verdict is NOT_CHECKED
 
 
 def test_other_trainers_have_no_completions(model, tokenizer):

@@ -130,7 +130,10 @@ class RewardGuard(Guard):
         numbers = [value for value in values if value is not None]
         if self._finds("F14", counts.of_rewards([numbers])):
             wrong = [value for value in numbers if not math.isfinite(value)]
-            self._tell("F14", f"{self._name(index)} gives {wrong[0]} for {len(wrong)} of {len(values)} completions")
+            self._tell(
+                "F14",
+                f"{key_of(self._functions, index)} gives {wrong[0]} for {len(wrong)} of {len(values)} completions",
+            )
         self._batch[index] = values
         observed = [number for number, each in enumerate(self._functions) if _is_function(each)]
         if set(self._batch) != set(observed):
@@ -160,22 +163,22 @@ class RewardGuard(Guard):
         if len(self._recent) < self.groups:
             return
         constant = [place for place in range(len(self._functions)) if len(set(self._paid(place))) == 1]
-        self.report = dataclasses.replace(self.report, constant=tuple(map(self._name, constant)))
+        self.report = dataclasses.replace(
+            self.report, constant=tuple(key_of(self._functions, place) for place in constant)
+        )
         if judged := self._finds("F10", counts.of_rewards([group.totals for group in self._recent])):
             self._tell("F10", self._describe_flat(judged.says))
 
     def _describe_flat(self, said: str) -> str:
         paid = "; ".join(
-            f"{self._name(place)} gives {_span(self._paid(place))}" for place in range(len(self._functions))
+            f"{key_of(self._functions, place)} gives {_span(self._paid(place))}"
+            for place in range(len(self._functions))
         )
         why = _SAME_TEXT if all(len(set(group.texts)) == 1 for group in self._recent) else _ASK
         return f"{said}, one after the other: every advantage is 0, and so is the gradient. {paid}. Next: {why}"
 
     def _paid(self, place: int) -> list[float | None]:
         return [value for group in self._recent for value in group.by_function[place]]
-
-    def _name(self, place: int) -> str:
-        return key_of(self._functions, place)
 
     def _tell(self, failure: str, message: str) -> None:
         """Trip once for each failure that is found."""

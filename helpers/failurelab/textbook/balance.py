@@ -6,6 +6,7 @@ stimulus could have shown the mistake and the same figures, with the mistake pla
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -292,10 +293,13 @@ def _of_policy(tables: Tables) -> Figures:
         gap = grown = 0.0
     elif others:
         calls = sorted({draw.call for draw in others})
-        moves = {call: setting.moves[call] for call in calls[1:] if call in setting.moves}
-        call, moved = max(moves.items(), key=lambda item: item[1], default=(calls[-1], None))
+        moves, earlier = dict[int, float](), 0.0
+        for before, call in itertools.pairwise(calls):  # at a rate that begins at 0 nothing is behind yet
+            earlier = max(earlier, setting.moves.get(before, 0.0))
+            moves[call] = min(earlier, setting.moves.get(call, 0.0))
+        call, moved = max(moves.items(), key=lambda item: item[1], default=(calls[-1], 0.0))
         first, gap = (_gap([draw for draw in others if draw.call == at]) for at in (calls[0], call))
-        if first is not None and gap is not None and moved is not None and moved > max(_LEAST_MOVE, first):
+        if first is not None and gap is not None and moved > max(_LEAST_MOVE, first):
             grown = max(0.0, gap - first) / moved
     other = 0
     for _, draw in links:

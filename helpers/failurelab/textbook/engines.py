@@ -76,7 +76,8 @@ def read_answers(
     method, args, kwargs, output = called
     asked = inspect.signature(method).bind(*args, **kwargs).arguments
     given = asked | asked.get("kwargs", {})
-    pictures = [*(given.get("images") or ()), *(_pictures(prompt) for prompt in given.get("prompts") or ())]
+    in_prompts = [each.get("multi_modal_data") for each in given.get("prompts") or () if isinstance(each, Mapping)]
+    pictures = [*(given.get("images") or ()), *in_prompts]
     if any(pictures):
         raise ValueError("pictures that an engine was given are not known as the model's inputs")
     answers = engine.read(given, output)
@@ -95,10 +96,6 @@ def read_answers(
 def logps_of(scores: Sequence[float | None]) -> torch.Tensor:
     """Return log-probabilities (tokens,) that an engine told, NaN where it told none."""
     return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)
-
-
-def _pictures(prompt: Any) -> Any:
-    return prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
 
 
 def _of_helper(given: Mapping[str, Any], output: Any) -> list[Answer]:

@@ -323,7 +323,8 @@ class Step:
         before = [row.old_logps if other is None else other for row, other in zip(own, rounded)]
         old_logps = self._put(part, logps.detach(), before)
         reference_logps = logps.detach()
-        if options.beta and reference is not None:
+        if options.beta:
+            assert reference is not None  # expected_gradient has asked for it
             with reference() as model, plain(model), torch.no_grad():
                 plainly, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
                 reference_logps = self.score_rows(plainly, part).logps.to(logps)

@@ -156,7 +156,7 @@ class Ledger(Listener, TrainerCallback):
 
     def _note_move(self) -> None:
         """Measure how far the policy has moved since another one drew, on those tokens: others differ."""
-        if self._last is not None:
+        if self._last:
             call, rows, before, temperature = self._last
             now = self._score(self.policy, rows, temperature)
             apart = [abs(one - two) for pair in zip(before, now) for one, two in zip(*pair)]
@@ -270,7 +270,7 @@ class Ledger(Listener, TrainerCallback):
             steps_allowed=max(0, math.ceil(count_uses(args) / max(1, args.gradient_accumulation_steps)) - 1),
             rounding=rollouts.ROUNDING[2 if narrow else size],
             noisy=drops_out(self.policy),
-            moves=dict(self._moves),
+            moves=self._moves,
             rows=_rows_of(trainer),
             decode=functools.partial(decode, tokenizer_of(trainer)),
             weights=self._weights,

@@ -117,7 +117,6 @@ class Recorder(Listener):
         self.last_rows: list[Row] = []  # what was drawn, as rewards were asked for
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
-        self._dtypes: dict[str, torch.dtype] = {}  # of weights as training begins: an engine casts them before
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -152,6 +151,7 @@ class Recorder(Listener):
         Raises:
             ranks.RanksApart: another process does not come, or runs something else.
         """
+        # An engine has cast the weights by now.
         self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
         told = {"the first step that is compared": self._first_wanted()}
         self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))

@@ -69,8 +69,10 @@ class GradientJudge:
             return Finding.not_checked(own, why)
         missing, total = len(report.without_gradient), len(report.trainable)
         if report.unused:
-            count = f"{len(report.unused)} of {total} trainable tensors"
-            self._training.notes.append(f"no forward pass used {count}: {list_names(report.unused)}")
+            unused = f"{len(report.unused)} of {total} trainable tensors: {list_names(report.unused)}"
+            if not missing:  # a merged adapter's, say: whether they would get one was not seen
+                return Finding.not_checked(own, f"all others get a gradient, and no forward pass used {unused}")
+            self._training.notes.append(f"no forward pass used {unused}")
         figures = (Quantity("tensors_without_gradient", missing, "tensors", total),)
         if not total:
             return Finding.not_checked(own, "nothing requires a gradient when training begins: see F23")
@@ -79,8 +81,6 @@ class GradientJudge:
         if not missing:
             controls["a module cut off from the loss"] = plants.cut_off(self._model)
         evidence = f"all {total} trainable tensors of {self._training.model_name} get a gradient"
-        if report.unused and not missing:  # a merged adapter's, say: whether they would get one was not seen
-            return Finding.not_checked(own, f"no forward pass used {count}; all others get a gradient")
         if settled := settle(own, [measured], controls, evidence, figures=figures):
             return settled
         lost = (

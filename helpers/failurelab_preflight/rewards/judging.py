@@ -3,6 +3,7 @@
 A form that was not thought of is no failure, so without a cause that was undone a function is NOT CHECKED.
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -105,7 +106,12 @@ def _second_call(x: Examination, values: figures.Rewards) -> Finding | None:
     after = {id(row): rows[(place + 1) % len(rows)] for place, row in enumerate(rows)}
     others = {x.column: lambda row: after[id(row)].get(x.column)} if x.asks_reference else {}
     first = x.inputs.make(x.completions, columns=others, wanted=x.wanted)
-    again = x.ask(prepare=lambda: asking.call(x.function, first))
+
+    def prepare() -> None:
+        with contextlib.suppress(Exception):  # it may refuse another question's reference
+            asking.call(x.function, first)
+
+    again = x.ask(prepare=prepare)
     repair = "Begin each call anew: keep no list, set, cache or iterator outside of the function."
     if again.unasked:
         return None
