@@ -23,7 +23,7 @@ answer["fields"] = {c.__name__: [f.name for f in dataclasses.fields(c)] for c in
 answer["parameters"] = {
     f"{c.__name__}.{m}": list(inspect.signature(getattr(c, m)).parameters)
     for c in (GRPOTrainer, Trainer) for m in ("__init__", "compute_loss", "_get_train_sampler", "log") if m in vars(c)}
-answer["imports"] = {m.__name__: [n for n in json.loads(sys.argv[1])[m.__name__] if n in dir(m)]
+answer["imports"] = {m.__name__: sorted({*dir(m)} & {*json.loads(sys.argv[1])[m.__name__]})
                      for m in (trl, transformers)}
 print("ANSWER", json.dumps(answer), file=sys.stderr)
 """
