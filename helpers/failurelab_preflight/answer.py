@@ -13,7 +13,7 @@ from failurelab.errors import FailureLabError
 from failurelab.failures import figures
 from failurelab.failures.loader import PACKAGES
 from failurelab_preflight.finding import Finding, Quantity, Verdict
-from failurelab_preflight.rewards.table import RewardTable
+from failurelab_preflight.reward_table import RewardTable
 
 SCHEMA = 2  # of the answer as JSON; docs/ci.md has its keys
 SEED = 0  # of each run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from failurelab.textbook.rows import Ids
-from failurelab_preflight.rewards.table import RewardTable
+from failurelab_preflight.reward_table import RewardTable
 from failurelab_preflight.script_text import location
 
 

@@ -17,7 +17,7 @@ from failurelab_preflight import patch, repairs, trials
 from failurelab_preflight.answer import COMMAND_LINE, Answer, Differences, Effect
 from failurelab_preflight.finding import RELEASE, SCRIPT, Change, Finding, Location, Quantity, Verdict
 from failurelab_preflight.repairs import Arguments, Keyword, Statement
-from failurelab_preflight.rewards.table import Line, RewardTable
+from failurelab_preflight.reward_table import Line, RewardTable
 from failurelab_preflight.script_text import (
     Place,
     Text,

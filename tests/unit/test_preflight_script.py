@@ -31,7 +31,7 @@ from failurelab_preflight.finding import CUT, RELEASE, SCRIPT, Change, Finding, 
 from failurelab_preflight.judges import four_bit_placement, gradients, rollouts
 from failurelab_preflight.judges.updates import policy_load
 from failurelab_preflight.report import terminal
-from failurelab_preflight.rewards.table import Line, RewardTable
+from failurelab_preflight.reward_table import Line, RewardTable
 from failurelab_preflight.script_error import describe_error
 from failurelab_preflight.session import TimeIsOver
 from failurelab_preflight.stage import callbacks, cuts, gpus, own_code, processes, ranks, saving

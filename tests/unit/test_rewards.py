@@ -4,8 +4,8 @@ import functools
 import json
 import re
 
+from failurelab_preflight.reward_table import quote
 from failurelab_preflight.rewards import RewardTable, ask
-from failurelab_preflight.rewards.table import quote
 
 PROMPT = "What is 3 + 4? Think first: <think> why </think> <answer> it </answer>"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from failurelab_preflight.finding import Finding
 from failurelab_preflight.repairs import Arguments, Keyword, Repair
+from failurelab_preflight.reward_table import quote
 from failurelab_preflight.rewards import forms, references, signature
 from failurelab_preflight.rewards.examination import Examination
 from failurelab_preflight.rewards.inputs import FORMS, OWN
-from failurelab_preflight.rewards.table import quote
 
 Change = tuple[str, str, str, dict[str, Any]]  # what it undoes, the repair, how it is asked, and that as options
 _TEXT = {"plain text": "Read a completion as the text that it is."}

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from failurelab_preflight.finding import Finding
+from failurelab_preflight.reward_table import quote
 from failurelab_preflight.rewards import asking, figures, forms
 from failurelab_preflight.rewards.asking import Reply
 from failurelab_preflight.rewards.causes import cause_of, never_arrives
@@ -16,7 +17,6 @@ from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.figures import SAME
 from failurelab_preflight.rewards.forms import NO_ANSWER
 from failurelab_preflight.rewards.inputs import Untouchable
-from failurelab_preflight.rewards.table import quote
 
 _ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
 _NOISE = 0.05  # of what all functions pay together: chance against ties is no larger

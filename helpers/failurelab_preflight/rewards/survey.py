@@ -11,12 +11,12 @@ from failurelab.guards.reward import key_of
 from failurelab.measure import counts
 from failurelab_preflight.finding import Finding
 from failurelab_preflight.repairs import Arguments
+from failurelab_preflight.reward_table import Line, RewardTable, quote
 from failurelab_preflight.rewards import figures, forms, signature
 from failurelab_preflight.rewards.examination import RAISES, Examination
 from failurelab_preflight.rewards.forms import Completion
 from failurelab_preflight.rewards.inputs import OWN, Inputs
 from failurelab_preflight.rewards.judging import examine, judge, wrong_sign
-from failurelab_preflight.rewards.table import Line, RewardTable, quote
 
 
 def ask(
