@@ -264,20 +264,22 @@ KEYS = """
 """
 
 
-def test_answers_for_a_machine_and_the_exit_status(tmp_path):
-    """What is not there, and a syntax error: JSON is written all the same."""
-    (tmp_path / "broken.py").write_text("a = (\n")
-    (tmp_path / "torn.ipynb").write_text("[]")
+def test_answers_for_a_machine_and_the_exit_status(tmp_path, monkeypatch, capsys):
+    """What is not there, and a syntax error: JSON is written all the same, and the process ends with that status."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("broken.py").write_text("a = (\n")
+    pathlib.Path("torn.ipynb").write_text("[]")
     lines = {"broken.py": "line 1: SyntaxError", "nowhere.py": "is not there", "-m nowhere": "no module nowhere"}
     lines["torn.ipynb"] = "torn.ipynb: SyntaxError"  # no line of it is to blame
     for line, text in lines.items():
-        words = ["--json", "out.json", *line.split(), "--its", "own"]
-        done = subprocess.run(
-            [sys.executable, "-m", "failurelab_preflight", *words], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 3 and text in " ".join(done.stdout.split())
-        told = json.loads((tmp_path / "out.json").read_text())
+        assert cli.main(words := ["--json", "out.json", *line.split(), "--its", "own"]) == 3
+        assert text in " ".join(capsys.readouterr().out.split())
+        told = json.loads(pathlib.Path("out.json").read_text())
         assert set(told) == set(KEYS.split()) and told["error"] is True
+        pathlib.Path("out.json").unlink()
+        if line == "nowhere.py":
+            assert subprocess.run([sys.executable, "-m", "failurelab_preflight", *words]).returncode == 3
+            assert json.loads(pathlib.Path("out.json").read_text()) == told
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
