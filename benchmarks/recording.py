@@ -163,7 +163,7 @@ def run_in_era(script: pathlib.Path, name: str, needs: list[str], words: list[st
     if era.status == "missing":
         raise CannotRun(f"era {name} is not made here. Next, if it is wanted: failurelab eras create {name}")
     if "zero3" in needs and device == "cpu" and not era.has_zero3:
-        raise CannotRun(f"DeepSpeed's operation for the CPU is not built in era {name}")
+        raise CannotRun(f"DeepSpeed is not installed in era {name}")
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         # one thread: as fast for small models, and the same sums on every machine
         variables = {"FAILURELAB_EVIDENCE": folder, "OMP_NUM_THREADS": "1"}

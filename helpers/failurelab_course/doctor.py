@@ -43,7 +43,6 @@ def check_course() -> list[Check]:
         _check("Packages", _packages),
         *(_check(f"Era {era.name}", lambda era=era: _era(era)) for era in others),
         _check(f"Kernel of {ready[0]}" if ready else "Kernel", lambda: _kernel(ready[0] if ready else "")),
-        _check("C++ compiler", _compiler),
         _check("Memory", _memory),
         _check("Disk", lambda: _disk(top)),
         _check("GPU", _gpu),
@@ -110,13 +109,6 @@ def _kernel(era: str) -> _Found:
         program = os.path.relpath(venv) if venv.exists() else "failurelab"
         reason = str(error).strip().splitlines()[0].partition(" Next: ")[0]
         return reason, f"{program} eras remove {era}, then {program} eras create {era}"
-
-
-def _compiler() -> _Found:
-    if compiler := shutil.which("g++") or shutil.which("c++"):
-        return pathlib.Path(compiler).name, ""
-    step = "for notebook 06 (ZeRO-3): install g++, then make the eras again"
-    return "none found: ZeRO-3 cannot run on the CPU, all else can", step, NOT_RUN
 
 
 def _memory() -> _Found:

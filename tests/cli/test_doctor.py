@@ -49,7 +49,7 @@ def test_what_is_to_do_is_counted_and_each_is_said_once(quick):
         checking.Check("Era a", checking.FAIL, "missing", "make setup"),
         checking.Check("Era b", checking.FAIL, "missing", "make setup"),
         checking.Check("Disk", checking.FAIL, "full", "free 1 GB"),
-        checking.Check("C++ compiler", checking.NOT_RUN, "none", "install g++"),
+        checking.Check("GPU", checking.NOT_RUN, "none", "install a driver"),
     ]
     assert checking.to_json(checks)["next"] == ["make setup", "free 1 GB"]
     assert checking.text(checks).startswith("NOT READY: 2 things to do")

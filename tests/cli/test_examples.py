@@ -15,7 +15,7 @@ from failurelab_course.experiments import deepspeed
 ROOT = eras.root()
 EXAMPLES = ROOT / "examples"
 ZERO3, QLORA = "examples/train_grpo.py", "examples/train_qlora_grpo.py"
-needs_zero = pytest.mark.skipif(not eras.find(eras.TODAY).has_zero3, reason="DeepSpeed's operation is not built")
+needs_zero = pytest.mark.skipif(not eras.find(eras.TODAY).has_zero3, reason="DeepSpeed is not installed")
 
 
 def test_deepspeed_s_configs():

@@ -94,7 +94,7 @@ def test_a_historic_stack_is_made_behind_around_the_same_torch(here, monkeypatch
     monkeypatch.setattr(lent, "link_torch", lambda python, lock: linked.append((python, lock)) or "2.9.1")
     (here / ".eras").mkdir(exist_ok=True)
     said = []
-    install.create(["old"], said.append, operation=False)
+    install.create(["old"], said.append)
     ((_, lock),) = linked
     assert lock == "six==1.16.0\n" and "era old: torch 2.9.1, lent by this runtime" in said
     assert "torch==" not in (here / "uv.log").read_text() and eras.find("old").status == "ready"

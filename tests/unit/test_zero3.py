@@ -4,10 +4,10 @@ Engines run in child processes (`zero3_child.py`): DeepSpeed has one state a pro
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import types
@@ -19,7 +19,7 @@ import torch
 from failurelab import zero3
 from failurelab_course.experiments import deepspeed as engines
 
-CANNOT = "" if shutil.which("g++") or shutil.which("c++") else "no C++ compiler builds DeepSpeed's operation"
+CANNOT = "" if importlib.util.find_spec("deepspeed") else "DeepSpeed is not installed"
 LAUNCHER = (*engines.LAUNCHED, "LOCAL_WORLD_SIZE")
 TRL = tuple(map(int, importlib.metadata.version("trl").split(".")[:2]))
 needs_zero = pytest.mark.skipif(bool(CANNOT), reason=CANNOT)
@@ -180,38 +180,6 @@ def test_a_config_that_is_none(source, match, tmp_path):
     assert engines.check_config(path) == 2
 
 
-@needs_zero
-def test_no_compiler_and_nothing_built(monkeypatch, tmp_path):
-    """Before DeepSpeed tries, and fails with a traceback of torch's builder."""
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(engines.EngineError, match=r"no C\+\+ compiler is found .* Next: install g\+\+"):
-        engines.check()
-    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
-    (tmp_path / "c++").write_text("#!/bin/sh\n")
-    (tmp_path / "c++").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(engines.EngineError, match="ninja is not found"):
-        engines.check()
-
-
-def test_the_lock_of_a_living_build_stays(tmp_path):
-    """The builder of torch holds its lock open: it is left alone, and taken once that process is gone."""
-    folder = tmp_path / "some_op"
-    folder.mkdir()
-    lock = str(folder / "lock")
-    code = f"import os, sys; os.open({lock!r}, os.O_CREAT | os.O_EXCL); print('held', flush=True); sys.stdin.read()"
-    builder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert builder.stdout.readline() == "held\n"
-        assert engines.remove_dead_locks(tmp_path) == [] and (folder / "lock").exists()
-    finally:
-        builder.communicate()
-    assert engines.remove_dead_locks(tmp_path) == [folder / "lock"] and not (folder / "lock").exists()
-
-
 def test_one_of_several_is_not_alone(monkeypatch):
     for name, value in zip(engines.LAUNCHED, ("1", "4", "1", "127.0.0.1", "29500")):
         monkeypatch.setenv(name, value)
@@ -239,7 +207,6 @@ def test_nothing_is_left_behind():
     done = child("-c", LEFT)
     left = [line for line in done.stdout.splitlines() if line.startswith("LEFT")]
     assert left == ["LEFT []"], done.stdout + done.stderr
-    assert engines.remove_dead_locks(engines.extensions()) == []  # other tests may hold theirs
 
 
 @pytest.mark.parametrize(

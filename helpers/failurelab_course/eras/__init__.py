@@ -62,7 +62,6 @@ class Era:
         """The environment variables that a process of this era needs, beside those it inherits."""
         return {
             "FAILURELAB_ERA": self.name,
-            "TORCH_EXTENSIONS_DIR": str(self.folder / "torch_extensions"),
             "TOKENIZERS_PARALLELISM": "false",
             "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "") or ("cuda" if _builds_for_gpus() else "cpu"),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -79,7 +78,7 @@ class Era:
 
     @property
     def marker(self) -> dict:
-        """What its set-up wrote down: `lock` (see `fingerprint`) and `zero3`; empty where it did not end."""
+        """What its set-up wrote down: `lock` (see `fingerprint`); empty where it did not end."""
         try:
             found = json.loads((self.folder / MARKER).read_text())
         except (OSError, ValueError):
@@ -88,13 +87,8 @@ class Era:
 
     @property
     def has_zero3(self) -> bool:
-        """Whether DeepSpeed's CPU operation was built at set-up, so that ZeRO-3 runs here without a GPU."""
-        return bool(self.marker.get("zero3"))
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether it is ready, and its set-up has also tried to build DeepSpeed's operation."""
-        return self.status == "ready" and "zero3" in self.marker
+        """Whether it holds DeepSpeed, which its locks ask for on Linux alone."""
+        return sys.platform == "linux" and "\ndeepspeed==" in self.lock.read_text(encoding="utf-8")
 
     @property
     def setup_file(self) -> pathlib.Path:
@@ -109,11 +103,8 @@ class Era:
     @property
     def is_being_made(self) -> bool:
         """Whether it is not ready yet, and a set-up of it is going on or waits for its turn."""
-        return self.status != "ready" and self.is_set_up_now
-
-    @property
-    def is_set_up_now(self) -> bool:
-        """Whether a set-up of it is going on or waits for its turn; of one that is ready, DeepSpeed's operation."""
+        if self.status == "ready":
+            return False
         try:
             with open(self.setup_file) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -199,14 +190,13 @@ def by_need() -> tuple[list[Era], list[Era]]:
     return [era for era in eras if era.name in first], [era for era in eras if era.name not in first]
 
 
-def find(name: str, *, ready: bool = True, wait=None, operation: bool = False) -> Era:
+def find(name: str, *, ready: bool = True, wait=None) -> Era:
     """Return the era called `name`.
 
     Args:
         name: the era's.
         ready: whether it has to be made.
         wait: while a set-up makes the era, wait for that, and call this with each line that the set-up says.
-        operation: wait for DeepSpeed's operation too, which a set-up builds last.
 
     Raises:
         EraError: no era is called so (the message lists those that are); or, if `ready`, it has not been made.
@@ -215,7 +205,7 @@ def find(name: str, *, ready: bool = True, wait=None, operation: bool = False) -
     if name not in eras:
         raise EraError(f"unknown era {name!r}: the eras are {', '.join(eras)}")
     era, line = eras[name], ""
-    while wait and (era.is_being_made or (operation and not era.is_finished and era.is_set_up_now)):
+    while wait and era.is_being_made:
         if era.setup_line != line:
             line = era.setup_line
             wait(line)

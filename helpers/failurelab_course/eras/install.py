@@ -1,8 +1,8 @@
 """Make an era's environment, and remove it.
 
 uv does the work: torch first, then the lock (`uv pip install -r`, never `sync`: torch is in no lock), then the course's
-two packages from the repository, and at last DeepSpeed builds its operation for the CPU. An installer's pages of output
-become one line: what was found, and the next step. Only the standard library is needed.
+two packages from the repository. An installer's pages of output become one line: what was found, and the next step.
+Only the standard library is needed.
 """
 
 from __future__ import annotations  # a Python that is too old must get as far as saying so
@@ -36,7 +36,6 @@ from failurelab_course.eras import (
     known,
     lent,
     root,
-    run,
 )
 
 Say = Callable[[str], object]  # is told what is done, line by line
@@ -44,7 +43,7 @@ Say = Callable[[str], object]  # is told what is done, line by line
 ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 
 
-def create(names: Iterable[str], say: Say = print, *, operation: bool = True) -> list[Era]:
+def create(names: Iterable[str], say: Say = print) -> list[Era]:
     """Make the environments of eras that are not there, whole, one after the other; then their kernelspecs.
 
     Each is made in a temporary folder and renamed when whole, under a file lock, so that an interruption leaves nothing
@@ -54,7 +53,6 @@ def create(names: Iterable[str], say: Say = print, *, operation: bool = True) ->
     Args:
         names: the eras'.
         say: is told what is done, line by line.
-        operation: build DeepSpeed's, which takes as long as all the rest; else it is left to a later call.
 
     Raises:
         EraError: Python is too old, no disk space, no network, or a lock that does not resolve.
@@ -72,9 +70,6 @@ def create(names: Iterable[str], say: Say = print, *, operation: bool = True) ->
         try:
             for era in eras:
                 _create(era, tell[era])
-            for era in eras:  # after all are made: nearly every cell that waits for one can do without
-                if operation and not era.is_finished:
-                    build_operation(era, tell[era])
                 tell[era](f"era {era.name}: ready")
         except BaseException as error:
             why = "it was interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
@@ -141,14 +136,14 @@ def begin(command: list[str], say: Say = print, *, finish: bool = False) -> int:
     """Make the first notebook's eras, then run a command while the others are made; return its exit status.
 
     The others are made by a process of its own, in the order in which notebooks need them. It ends with the command, or
-    with `finish`, when all are there. DeepSpeed's operation is built there for the first eras too.
+    with `finish`, when all are there.
 
     Raises:
         EraError: as `create`, for the first eras.
     """
     first, later = by_need()
-    create([era.name for era in first], say, operation=False)
-    later = [era for era in [*later, *first] if not era.is_finished]
+    create([era.name for era in first], say)
+    later = [era for era in later if era.status != "ready"]
     behind = create_behind(later, say) if later else None
     try:
         process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
@@ -241,37 +236,9 @@ def fill(era: Era, python: pathlib.Path, say: Say, *, lock: pathlib.Path | None 
         say(f"era {era.name}: torch {lent.link_torch(python, locked)}, lent by this runtime")
 
 
-def mark(era: Era, folder: pathlib.Path, **facts: object) -> None:
+def mark(era: Era, folder: pathlib.Path) -> None:
     """Mark the environment at `folder` as the era's, whole."""
-    (folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), **facts}))
-
-
-def build_operation(era: Era, say: Say = print) -> None:
-    """Let DeepSpeed build its operation for the CPU; without a compiler ZeRO-3 is NOT RUN in the era."""
-    zero3 = False
-    if "\ndeepspeed==" not in f"\n{era.lock.read_text()}":
-        say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
-    elif not (shutil.which("g++") or shutil.which("c++")):
-        say(
-            f"era {era.name}: no C++ compiler is found, so ZeRO-3 is NOT RUN. Next: install g++, then "
-            f"failurelab eras remove {era.name} and create it again"
-        )
-    else:
-        say(f"era {era.name}: DeepSpeed's operation for the CPU is built (a minute or two)")
-        for lock in era.folder.glob("torch_extensions/*/lock"):
-            lock.unlink()  # of a build that was broken off: torch would wait for it for good
-        code = (
-            "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
-            "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
-        )
-        # An accelerator of GPUs, which a machine with a CUDA compiler is given, does not know this operation.
-        # What a reader runs meanwhile comes first.
-        options = {"capture_output": True, "text": True, "preexec_fn": lambda: os.nice(10)}
-        built = run(era, ["-c", code], env={"DS_ACCELERATOR": "cpu"}, **options)
-        zero3 = built.returncode == 0
-        if not zero3:
-            say(f"era {era.name}: that build failed, so ZeRO-3 is NOT RUN: {_last_line(built.stderr)}")
-    mark(era, era.folder, zero3=zero3)
+    (folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock)}))
 
 
 def _kernelspec(era: Era) -> pathlib.Path:

@@ -1,7 +1,7 @@
 """A real DeepSpeed engine on any machine: one process, a CPU, and no trace left; or what is in the way, said plainly.
 
-DeepSpeed wants what a launcher sets up: five environment variables, a free port, a compiled operation for the CPU, a
-config that fits. Where one is wrong it waits forever, or fails far from the cause. `one_process` sets these up for a
+DeepSpeed wants what a launcher sets up: five environment variables, a free port, a config that fits. Where one is wrong
+it waits forever, or fails far from the cause. `one_process` sets these up for a
 notebook or a script that nobody launched, and `ready` does so only where no launcher has, so that one script runs
 alone, under `accelerate launch`, and on several nodes.
 
@@ -11,37 +11,31 @@ alone, under `accelerate launch`, and on several nodes.
 
 A config is a DeepSpeed config: https://www.deepspeed.ai/docs/config-json/
 
-On a CPU DeepSpeed builds one small operation in C++ when an engine first starts. torch keeps it in a folder, with a
-lock that is a file: where a builder was killed, every later process would wait for it without end or a word.
+On a CPU DeepSpeed builds an operation in C++ when an engine first starts, for a minute. Training does not call it, and
+`without_operations` lets DeepSpeed do without: no compiler is needed.
 """
 
 import atexit
+import collections
 import contextlib
-import hashlib
-import importlib
 import importlib.util
 import json
 import os
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
-import psutil
 import torch
 from packaging.version import Version
 
 STAGES = (0, 1, 2, 3)
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-OPERATION = "deepspeed_shm_comm"
 # What DeepSpeed prints whatever its logger's level is, and is no news of the run. A trace is invalid after each
 # generation, by design: https://github.com/deepspeedai/DeepSpeed/discussions/4081
-_CHATTER = re.compile(r"DeepSpeed deepspeed\.ops|Parameter Offload: |Invalidate trace cache @ ")
+_CHATTER = re.compile(r"Parameter Offload: |Invalidate trace cache @ ")
 
 
 class EngineError(RuntimeError):
@@ -109,32 +103,11 @@ def check_config(source: Mapping[str, Any] | str | pathlib.Path) -> int:
 
 
 def check() -> None:
-    """Find what would keep a DeepSpeed engine from being made in this process, before it is tried.
-
-    A lock that a killed build has left is removed.
-
-    Raises:
-        EngineError: DeepSpeed is not installed, or its operation is not built and no compiler or ninja is there.
-    """
+    """Raise EngineError where DeepSpeed is not installed, before an engine is made."""
     if importlib.util.find_spec("deepspeed") is None:
         raise EngineError(
             f"DeepSpeed is not installed in {sys.prefix}: ZeRO cannot run here. Next: pip install deepspeed, or use an "
             "era that has it (trl-0.14, trl-0.15, today)."
-        )
-    if os.environ.get("DS_ACCELERATOR") != "cpu" and torch.cuda.is_available():
-        return
-    remove_dead_locks(extensions())
-    if (extensions() / OPERATION / f"{OPERATION}.so").is_file():
-        return
-    compiler = os.environ.get("CXX") or "c++"
-    if not (shutil.which(compiler) or shutil.which("g++")):
-        raise EngineError(
-            f"no C++ compiler is found ({compiler}), and DeepSpeed builds its operation for the CPU with one. "
-            "Next: install g++ (apt-get install g++), or set CXX to your compiler."
-        )
-    if not shutil.which("ninja", path=_path()):
-        raise EngineError(
-            "ninja is not found on the path, and torch builds DeepSpeed's operation with it. Next: pip install ninja"
         )
 
 
@@ -201,10 +174,8 @@ def one_process(stage: int = 3, **options: Any) -> Iterator[dict[str, Any]]:
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set: this process would wait for the others of that group. "
             f"Next: unset {', '.join(LAUNCHED)} to run alone; or deepspeed.ready() in a script for launchers."
         )
-    with _alone(), contextlib.redirect_stdout(_Sieve(sys.stdout)):
-        load_operation()
-        with each_gather_finished():
-            yield settings
+    with _alone(), contextlib.redirect_stdout(_Sieve(sys.stdout)), without_operations(), each_gather_finished():
+        yield settings
 
 
 @contextlib.contextmanager
@@ -217,15 +188,14 @@ def ready() -> Iterator[None]:
         EngineError: as for `one_process`.
     """
     if launched():
-        os.environ.update(_surroundings())
         check()
+        os.environ.update(_surroundings())
         alone = contextlib.nullcontext()
     else:
         alone = _alone()
     with alone:
-        load_operation()
         try:
-            with each_gather_finished():
+            with without_operations(), each_gather_finished():
                 yield
         finally:  # so that no process of a group waits for one that is gone
             if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -267,6 +237,24 @@ def _alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_operations() -> Iterator[None]:
+    """Let DeepSpeed do without what it compiles, on a CPU: no operation counts as compatible while the block runs.
+
+    `deepspeed.ops.__compatible_ops__` is replaced, which DeepSpeed itself asks. On a CPU an engine would build
+    `shm_comm` when it starts, which needs a compiler and a minute. `inference_all_reduce` alone uses that, and no
+    training calls it.
+    """
+    from deepspeed import ops
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() != "cpu":
+        yield
+        return
+    with mock.patch.dict(vars(ops), __compatible_ops__=collections.defaultdict(bool)):
+        yield
+
+
+@contextlib.contextmanager
 def each_gather_finished() -> Iterator[None]:
     """Let DeepSpeed wait for each gathering of parameters, on a CPU: the releases up to 0.19 wait for the last only.
 
@@ -296,11 +284,8 @@ def each_gather_finished() -> Iterator[None]:
 
 
 def _surroundings() -> dict[str, str]:
-    """Return what DeepSpeed should know of this machine: no GPU, and where its operation was built at set-up."""
-    variables = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
-    if "TORCH_EXTENSIONS_DIR" in os.environ or (pathlib.Path(sys.prefix) / "torch_extensions").is_dir():
-        variables["TORCH_EXTENSIONS_DIR"] = str(extensions())
-    return variables
+    """Return what DeepSpeed should know of this machine: that there is no GPU."""
+    return {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
 
 
 def _forget() -> None:
@@ -314,89 +299,3 @@ def _forget() -> None:
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
-
-
-def load_operation() -> None:
-    """Build DeepSpeed's operation for the CPU where it is not built, and load it: DeepSpeed would, with more words.
-
-    Raises:
-        EngineError: it cannot be built.
-    """
-    from deepspeed.accelerator import get_accelerator
-
-    if get_accelerator().device_name() != "cpu":
-        return
-    with contextlib.redirect_stderr(sys.__stderr__):
-        # Probes which operations could be built, and hides what the linker says by sys.stderr's own descriptor: in a
-        # notebook's kernel that is another one than the linker's.
-        _ = importlib.import_module("deepspeed.ops").__compatible_ops__
-    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
-    if builder is None or not builder.is_compatible():
-        return  # DeepSpeed does without on such a machine
-    try:
-        with mock.patch.dict(os.environ, PATH=_path()):
-            builder.load(verbose=False)
-    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:  # of torch's builder, of dlopen
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = next((line for line in lines if "error" in line.lower() and "building" not in line), lines[0])
-        raise EngineError(
-            f"DeepSpeed's operation {OPERATION} for the CPU cannot be built in {extensions()}: {reason.strip()}. Next: "
-            "try the compiler (c++ --version), remove that folder, and run again."
-        ) from error
-
-
-def _path() -> str:
-    """Return the path with this environment's ninja before one of the system.
-
-    Releases of ninja do not agree on what a command line's digest is. Two of them in turn build the operation anew each
-    time, a minute or more, though nothing has changed.
-    """
-    return os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-
-
-def extensions() -> pathlib.Path:
-    """Return the folder that torch keeps compiled operations in; an environment of this course has its own.
-
-    torch writes a lock and ninja a log there, even where all is built. So where an environment is shared read-only (a
-    class on one server) it is a copy of one's own.
-    """
-    own = pathlib.Path(os.environ.get("TORCH_EXTENSIONS_DIR") or pathlib.Path(sys.prefix) / "torch_extensions")
-    if not own.is_dir() and "TORCH_EXTENSIONS_DIR" not in os.environ:
-        from torch.utils import cpp_extension
-
-        return pathlib.Path(cpp_extension._get_build_directory(OPERATION, verbose=False)).parent
-    if not own.is_dir() or os.access(own, os.W_OK):
-        return own
-    built = own / OPERATION
-    state = f"{own.resolve()} {built.stat().st_mtime_ns if built.is_dir() else 0}"  # made anew: copied anew
-    name = f"extensions-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
-    copy = pathlib.Path.home() / ".cache" / "failurelab" / name
-    if not copy.is_dir():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        partial = pathlib.Path(tempfile.mkdtemp(dir=copy.parent))
-        shutil.copytree(own, partial, dirs_exist_ok=True)  # with its times, or ninja would build again
-        with contextlib.suppress(OSError):  # another process was first
-            partial.rename(copy)
-        shutil.rmtree(partial, ignore_errors=True)
-    return copy
-
-
-def remove_dead_locks(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Remove the locks that killed builds have left in a folder of compiled operations; return those removed.
-
-    torch marks a build by a file `lock`, which the builder holds open until it is done. A process that is killed leaves
-    the file. torch builds what is missing again, a half-written library included.
-    """
-    made = {}  # first: one that is taken while the processes are asked has a builder
-    for lock in sorted(folder.glob("*/lock")):
-        with contextlib.suppress(FileNotFoundError):
-            made[lock] = lock.stat().st_mtime_ns
-    processes = psutil.process_iter(["open_files"])
-    held = {file.path for process in processes for file in process.info["open_files"] or ()}
-    dead = []
-    for lock, when in made.items():
-        with contextlib.suppress(FileNotFoundError):  # its builder has finished
-            if str(lock.resolve()) not in held and lock.stat().st_mtime_ns == when:
-                lock.unlink()
-                dead.append(lock)
-    return dead
