@@ -221,6 +221,11 @@ def cutting(completions, answer, **_):
     return [float(text(completion) == right[:1]) for completion, right in zip(completions, answer)]
 
 
+def fines_the_right(prompts, completions, **_):
+    """Add up what the prompt asks for, without a column, and take two off where that is the answer."""
+    return [-2.0 * (text.strip() == str(eval(prompt.strip("=")))) for prompt, text in zip(prompts, completions)]
+
+
 def remembering(kept):
     """Return a reward that is paid for what was not answered before."""
 
@@ -365,6 +370,8 @@ CASES = {
     "turned-twice": (SIGN.format(1), [exact, distance], [1.0, -0.1]),
     "turned-twice-small": (WELL_BUT + "1", [exact, distance], [1.0, -0.001]),
     "turned": (WELL, [exact, miss], [1.0, -1.0]),
+    # Each by itself is right, or asks for nothing; their sum pays what is wrong.
+    "turned-by-another": ("FOUND F14:sign tried, HELD F10, NOT CHECKED F14 @1", [exact, fines_the_right]),
     # Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more.
     "outweighed": ("HELD F10, NOT CHECKED F14, NOT CHECKED F14 @1", [exact, shorter], [1.0, 1.0]),
     # What a function leaves to those after it, which get the same lists, and what it keeps from call to call.
