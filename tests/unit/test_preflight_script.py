@@ -631,8 +631,8 @@ YAML = {
 }
 LINES = {  # and the script, how many processes are started, and the ZeRO stage
     "accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 train.py": ("train.py", 8, 3),
-    "accelerate launch --cpu --use_deepspeed --zero_stage 3 --num_processes 2 train.py": ("train.py", 2, 0),
     "accelerate launch --config_file zero3.yaml train.py": ("train.py", 4, 3),
+    "accelerate launch --cpu --config_file zero3.yaml train.py": ("train.py", 4, 0),
     "accelerate launch --use_fsdp --config_file zero3.yaml train.py": ("train.py", 4, 0),
     "accelerate launch --config_file flow.yaml --num_processes 2 t.py": ("t.py", 2, 0),
     "accelerate launch --num_processes 4 --module pkg.train --lr 1": ("pkg.train", 4, 0),
