@@ -46,6 +46,7 @@ PLANTED = {
 PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:14], tuple(PLANTED)[14:])  # DeepSpeed's by themselves
 CRASHES = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 
+
 def answers(path, *names, count=2):
     """Run cases in so many processes; return the answers of each rank, in the order of the cases."""
     if not importlib.util.find_spec("deepspeed") and any("zero" in name or "gathered" in name for name in names):

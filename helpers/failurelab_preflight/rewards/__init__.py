@@ -5,7 +5,7 @@
 
 `references` reads a dataset's answers and makes wrong ones, `forms` writes completions, `inputs` is what a function is
 called with, `asking` calls it in a fork, `judging` and `causes` judge one function (`examination`), `survey` all of a
-trainer. What comes of it is a `RewardTable`. Preflight asks by the same code.
+trainer. A `RewardTable` comes of it. Preflight asks by the same code.
 
 Upstream: TRL #3452, #3857 (equal rewards), #4501, #2771, #6966, PR #5775, #5902, open-r1 #237, unsloth #1761 (rewards
 that never see what they need).
