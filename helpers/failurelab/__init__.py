@@ -23,7 +23,7 @@ meant for your own script stands behind the module's name:
     simulate    devices that are not there, models of any size: devices, model, place, ranks, four_bit, tokens
     failures    what is known of each failure: all, get, affected, upgrades
     measure     what guards, labs and preflight measure alike: scores, alignment, counts, differences
-    plants      each mechanism of a failure planted, and measured, as a control: PLANTS
+    plants      mechanisms of failures planted, and measured, as controls
     handles     a method replaced, and put back: Handle, wrap_method, eval_mode
     errors      what all errors are that a user is told in one line: FailureLabError
 

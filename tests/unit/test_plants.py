@@ -10,7 +10,6 @@ import math
 import re
 import types
 
-import accelerate
 import pytest
 import small
 import torch
@@ -32,7 +31,7 @@ OF_ROLLOUTS = ("no causal mask", "predicted from the last token alone")
 
 
 def model(adapted=False):
-    """Return a small model in train mode, with an adapter that does something where one is asked for."""
+    """Return a small model in train mode, with an adapter where one is asked for."""
     made = small.stir(small.qwen2(), "_proj", 0.3)  # else it hardly looks back
     return (small.stir(small.lora(made), "lora_", 0.3) if adapted else made).train()
 
@@ -63,17 +62,19 @@ def scored_at(made):
 
 
 def kept(made):
-    rows = made(input_ids=IDS, **{small.logits.keep_argument(made): 3}).logits.shape[1]
-    return {"rows_made": rows, "rows_needed": 3}, plants.whole_sequence(made, IDS)
+    rows, planted = (
+        made(input_ids=IDS, **asked).logits.shape[1] for asked in ({small.logits.keep_argument(made): 3}, {})
+    )
+    return {"rows_made": rows, "rows_needed": 3}, {"rows_made": planted}
 
 
 def probed(made):
     alignment = check_alignment(small.score, made)
-    return alignment.figures, plants.nearest_mistake(alignment.contrast)
+    return alignment.figures, {"log_prob_error": alignment.contrast}
 
 
 def drawn(made):
-    """Return the figures of two prompts of different lengths, completed greedily in eval mode."""
+    """Return the figures of two prompts of different lengths, completed in eval mode."""
     tokenizer = types.SimpleNamespace(
         decode=lambda ids, **_: " ".join(map(str, ids)), eos_token_id=None, pad_token_id=0
     )
@@ -96,7 +97,7 @@ def bare(made):
     next(made.parameters()).ds_id = 0
     healthy = zero3.figures(made) | {"generations": 1}
     hook = made.model.register_forward_hook(Hook())
-    planted = plants.bare_model(made)
+    planted = zero3.figures(made)
     hook.remove()
     return healthy, planted
 
@@ -108,12 +109,8 @@ def in_4bit(made):
     return placement.check(made, "cpu").figures
 
 
-def refused(made):
-    accelerator = accelerate.Accelerator(cpu=True)
-    figures = in_4bit(made) | placement.refusal(made, accelerator)
-    planted = plants.refused(made, accelerator)
-    assert accelerator.device.type == "cpu" and not hasattr(made, "is_loaded_in_4bit") and not accelerator._models
-    return figures, planted
+def told(figure, planted, **healthy):  # what a whole run alone measures
+    return healthy, {figure: planted}
 
 
 def replaced(made):
@@ -123,21 +120,9 @@ def replaced(made):
     trained = logits()
     with keep_requires_grad(made), made.disable_adapter():
         base = logits()
-
-    def measure():
-        return differences.of_adapter(trained, base, logits()) | {"adapter_tensors": 8}
-
-    healthy, planted = measure(), plants.new_adapter(made, measure)
+    healthy, planted = (differences.of_adapter(trained, base, now) for now in (logits(), base))
     made.train()
-    return healthy, planted
-
-
-def referred(made):
-    logits = made.eval()(input_ids=IDS).logits.detach()
-    figures = differences.of_reference(logits, logits) | {"beta": 0.04, "adapter_effect": 1.0}
-    planted = plants.base_as_reference(made, IDS)
-    made.train()
-    return figures, planted
+    return healthy | {"adapter_tensors": 8}, planted
 
 
 GROUPS = [[0.0, 1.0], [1.0, 1.0]]
@@ -146,7 +131,7 @@ GRADIENTS = [{"weight": torch.tensor(row)} for row in ([1.0, 0.0], [0.0, 1.0], [
 
 
 def engine(made):
-    """Return the figures of an engine with the policy's weights, and what draws with the first ones."""
+    """Return the figures of an engine with the policy's weights, and with the first ones."""
     first = {name: parameter.detach().clone() for name, parameter in made.named_parameters()}
     small.stir(made, "mlp", 0.3)
 
@@ -160,28 +145,25 @@ def engine(made):
 
 def weighed(made):
     policy, counted = torch.randn(64, 448), torch.ones(64, 448)
-    gap = mismatch.compare(policy, policy, counted)
-    return gap.figures | {"effective_share": gap.effective}, plants.summed_ratios(policy, counted)
+    engine = policy + 0.1 * torch.randn(64, 448)  # all log-ratios of a sequence are summed
+    healthy, planted = (
+        mismatch.effective_sample_size(mismatch.importance_weights(policy, other, counted, cap=None))
+        for other in (policy, engine)
+    )
+    figures = mismatch.compare(policy, policy, counted).figures | {"effective_share": healthy}
+    return figures, {"effective_share": planted, "effective_batch": planted}
 
 
-def asked(made):
-    texts, right = ["4", "5"], [True, False]
-
-    def pay(completions):
-        return [float(text == "4") for text in completions]
-
-    return counts.of_worth(pay(texts), right), plants.text_taken_away(pay, texts, right)
-
-
-def step(plant):
+def scaled(factor):
     right = {"weight": torch.tensor([1.0, 2.0])}
-    figures = Floor().figures(measure_apart(right, right)) | {"rewards_spread": 1.0, "step_size_cut": 1.0}
-    figures |= {"loss_overridden": True, "losses_negative": 1}
-    return figures, plant(right)
+    figures, planted = (
+        Floor().figures(measure_apart({"weight": times * right["weight"]}, right)) for times in (1, factor)
+    )
+    return figures | {"step_size_cut": 1.0, "loss_overridden": True, "losses_negative": 1}, planted
 
 
 def of_textbook(name):
-    """Return a step whose right gradient lacks nothing, and that with a mistake in the textbook."""
+    """Return a right step, and one with a mistake in the textbook."""
 
     def case(made):
         asked = {"beta": 4.0, "epsilon": 0.05, "mask_truncated_completions": True}
@@ -190,7 +172,7 @@ def of_textbook(name):
         figures = Floor().figures(measure_apart(search.theirs, search.theirs))
         figures |= {"prompts_padded": True, "prompt_lengths": 3}
         figures |= dict.fromkeys(("penalty_asked", "bounds_asked", "cut_asked"), True)
-        return figures, plants.PLANTS[name](search, search.theirs)
+        return figures, search.floor.figures(search.plant(dict(search.theirs))[name])
 
     return case
 
@@ -212,35 +194,35 @@ CASES = {
     "the nearest known mistake": probed,
     "scores at temperature 1": scored_at,
     "the bare model handed over": bare,
-    "a device map that names GPU 0": refused,
+    "a device map that names GPU 0": lambda _: told(
+        "placement_refused", True, placement_refused=False, models_loaded=1, models_in_4bit=1
+    ),
     "tensors on another device": lambda made: (placement.check(made, "cpu").figures, plants.first_gpu(made, "cpu")),
     "scales moved to another device": lambda made: (in_4bit(made), plants.scales_moved(made, "cpu")),
-    **{name: lambda made, name=name: (drawn(made).figures, plants.PLANTS[name](made, *DRAWN)) for name in OF_ROLLOUTS},
+    **{name: lambda made, name=name: (drawn(made).figures, rollouts.plant(made, *DRAWN)[name]) for name in OF_ROLLOUTS},
     "a new adapter": replaced,
-    "the base model as the reference": referred,
+    "the base model as the reference": lambda _: told(
+        "kl_at_first_step", 1.0, kl_at_first_step=0.0, beta=0.04, adapter_effect=1.0
+    ),
     "a step a thousandth as long": lambda _: (
         updates.moved(STEPPED[0], STEPPED[1], torch.float32) | {"tensors_trainable": 1},
         plants.shorter_step(STEPPED[0], STEPPED[1]),
     ),
     "equal completions": lambda _: (counts.of_draws(["ab", "aa"]), plants.equal_completions(["ab", "aa"])),
     "equal rewards": lambda _: (counts.of_rewards(GROUPS), plants.equal_rewards(GROUPS)),
-    "a reward that is no number": lambda _: (counts.of_rewards(GROUPS), plants.no_number(GROUPS)),
-    "what it needs taken away": asked,
+    "a reward that is no number": lambda _: (counts.of_rewards(GROUPS), counts.of_rewards([[math.nan]])),
+    "what it needs taken away": lambda _: told("margin", 0.0, margin=1.0, rewards_asked=2, margin_if_given=1.0),
     "a smaller limit": lambda _: (
-        counts.of_completions(ROWS, {9}, {9}, 8) | counts.of_prompts(ROWS, 8),
-        plants.smaller_limit(ROWS, {9}, ROWS),
+        counts.of_completions(ROWS, {9}, {9}, 8) | {"prompt_lengths": 2, "prompts_cut": 0},
+        counts.of_completions([row[:1] for row in ROWS], {9}, {9}, 1) | {"prompts_cut": 2},
     ),
     "a prompt as plain text": lambda _: (counts.of_texts(MARKED, "<|user|>"), plants.plain_text(MARKED, "<|user|>")),
     "an end of another token": lambda _: (counts.of_completions(ROWS, {9}, {9}, 8), plants.another_end(ROWS, {9}, 8)),
     "the first weights": engine,
     "the sum of all log-ratios": weighed,
-    **{
-        name: lambda _, name=name: step(lambda right: plants.PLANTS[name](right, Floor()))
-        for name in ("half the loss", "opposite sign")
-    },
-    "the loss scaled by the way that the batch is cut": lambda _: step(
-        lambda right: plants.scaled(right, Floor(), 2.0)
-    ),
+    "half the loss": lambda _: scaled(0.5),
+    "opposite sign": lambda _: scaled(-1),
+    "the loss scaled by the way that the batch is cut": lambda _: scaled(2),
     **{name: of_textbook(name) for name in (suspects.OTHER_ROWS, suspects.NO_MASK, *suspects.LEFT_OUT)},
     "one completion more": lambda _: (GROUPED, plants.one_more("aabb", 2)),
     "one completion a prompt": lambda _: (GROUPED, plants.one_each("aabb")),
@@ -325,7 +307,7 @@ def state(made):
 def test_every_control_of_the_registry_has_a_plant_and_a_case():
     controls = {mechanism.control for _, mechanism in MECHANISMS.values()}
     planted = {control for control in controls if not control.startswith(verdicts.NO_PLANT)}
-    assert set(plants.PLANTS) == set(CASES) <= planted <= set(CASES) | set(balance.PLANTS)
+    assert planted - set(CASES) <= set(balance.PLANTS) and set(CASES) <= planted
     for figure in figures.table().values():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", figure.name)
 
@@ -408,17 +390,10 @@ def test_what_is_planted_is_taken_back(adapted):
     groups = copy.copy(optimizer.param_groups[0]["params"])
     plants.taken_out(made, optimizer)
     plants.empty_optimizer(made)
-    plants.whole_sequence(made, IDS)
     plants.first_gpu(made, "cpu")
-    for name in OF_ROLLOUTS:
-        plants.PLANTS[name](made, *DRAWN)
+    rollouts.plant(made, *DRAWN)
     first = {name: torch.zeros_like(parameter) for name, parameter in made.named_parameters()}
     plants.first_weights(made, first, lambda: torch.zeros(1), torch.zeros(1))
-    if adapted:
-        plants.base_as_reference(made, IDS)
-        plants.new_adapter(made, dict)
-        with pytest.raises(ZeroDivisionError):
-            plants.new_adapter(made, lambda: 1 / 0)
     assert len(groups) == len(optimizer.param_groups[0]["params"])
     assert all(a is b for a, b in zip(groups, optimizer.param_groups[0]["params"]))
     for one, other in zip(before, state(made)):

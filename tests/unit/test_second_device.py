@@ -55,7 +55,7 @@ MOVED_LATER = (
     "toys.GoesOn toys.OneToken toys.Sampling toys.Toy "
     "rounding.number_line sequences.shares sequences.walks "
     # Of a mistake that is planted: it is never computed with, has no model, or follows what it is added to.
-    "gradients.GradientWatch plants.no_graph plants.summed_ratios"
+    "gradients.GradientWatch plants.no_graph"
 )
 FACTORIES = {"tensor", "zeros", "ones", "arange", "randint", "rand", "randn", "full", "empty", "linspace", "randperm"}
 

@@ -158,7 +158,7 @@ class LogitsGuard(Guard):
             self.report = LogitsReport(probe=str(error))
             self._trip(str(error), self.report)
         else:
-            planted = {"the nearest known mistake": plants.nearest_mistake(alignment.contrast)}
+            planted = {"the nearest known mistake": {"log_prob_error": alignment.contrast}}
             self.report = LogitsReport(contrast=alignment.contrast, measured=alignment.figures, planted=planted)
             message = "log-probabilities are those of the completion's tokens, says the known-answer probe"
             self._conclude(message, [alignment.figures], planted)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from failurelab import plants, zero3
+from failurelab import zero3
 from failurelab.failures import verdicts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
@@ -49,7 +49,7 @@ class Zero3Guard(Guard):
         if trainer is None or not zero3.partitioned(trainer.model):
             self._nothing_to_check("no parameter is partitioned by ZeRO-3, so there is nothing to watch")
             return
-        self._bare = plants.bare_model(trainer.model)
+        self._bare = zero3.figures(trainer.model)
         watched: list[tuple[Any, str, Any]] = [(trainer.accelerator, "unwrap_model", self._around_unwrap)]
         if callable(getattr(trainer.model, "generate", None)):
             watched.append((trainer.model, "generate", self._around_generate))

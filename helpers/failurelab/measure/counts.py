@@ -1,7 +1,6 @@
 """Figures that are counted, by the names of figures.toml: rewards, groups, prompts, ends."""
 
 import math
-import statistics
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -27,16 +26,6 @@ def of_draws(groups: Sequence[Sequence[Any]]) -> dict[str, int]:
         "groups_drawn": len(groups),
         "groups_alike": sum(all(each == group[0] for each in group) for group in groups),
     }
-
-
-def of_worth(rewards: Sequence[float | None], right: Sequence[bool]) -> dict[str, Value]:
-    """Compare what right completions are paid with what wrong ones are."""
-    numbers = [(reward or 0.0, good) for reward, good in zip(rewards, right, strict=True)]
-    parts = [[reward for reward, good in numbers if good is wanted] for wanted in (True, False)]
-    paid = [reward for reward, _ in numbers]
-    margin = statistics.fmean(parts[0]) - statistics.fmean(parts[1]) if all(parts) else None
-    spread = max(paid) - min(paid) if paid else None
-    return {"rewards_asked": len(paid), "rewards_spread": spread, "margin": margin, "margin_if_given": margin}
 
 
 def of_groups(prompts: Sequence[Any], size: int) -> dict[str, Value]:
@@ -66,12 +55,6 @@ def of_completions(completions: Ids, drawn: Set[int], known: Set[int], limit: in
         "ends_drawn": len(ends),
         "ends_not_seen": sum(id not in known for id in ends),
     }
-
-
-def of_prompts(prompts: Ids, limit: int | None) -> dict[str, Value]:
-    """Count lengths of prompts, and those that a limit cuts."""
-    cut = 0 if limit is None else sum(len(ids) > limit for ids in prompts)
-    return {"prompt_lengths": len(set(map(len, prompts))), "prompts_cut": cut}
 
 
 def of_texts(prompts: Sequence[str], mark: str) -> dict[str, Value]:

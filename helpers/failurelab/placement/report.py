@@ -180,19 +180,6 @@ def check(model: nn.Module, device: str | int | torch.device, *, visible: int | 
     )
 
 
-def refusal(model: nn.Module, accelerator: Any) -> dict[str, Value]:
-    """Return whether accelerate refuses a model on the device that it trains on; nothing is moved or wrapped."""
-    refused = ""
-    try:
-        accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
-    except ValueError as error:
-        refused = first_line(error)
-    finally:
-        while any(each is model for each in accelerator._models):
-            accelerator._models.pop()
-    return {"placement_refused": bool(refused), "ranks_refused": int(bool(refused)), "refusal": refused}
-
-
 def resolve(device: str | int | torch.device) -> torch.device:
     """Return a device with its index: an integer counts accelerators, and `cuda` is the current one.
 
