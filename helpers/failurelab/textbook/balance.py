@@ -1,7 +1,6 @@
-"""What the ledger's three tables say, as figures; and each check, which is true, false or not known.
+"""What the ledger's three tables say, as figures, and the same figures with each mistake planted in the tables.
 
-A figure that these tables cannot tell is None, and a check that needs it is not known. A check holds only where the
-stimulus could have shown the mistake and the same figures, with the mistake planted in the same tables, show it.
+A figure that these tables cannot tell is None. What the figures mean is the registry's: see `failures.verdicts`.
 """
 
 import dataclasses
@@ -12,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from failurelab import failures
 from failurelab.failures import verdicts
-from failurelab.failures.predicates import Predicate, Value, parse, shown
+from failurelab.failures.predicates import Value
 from failurelab.textbook.reading import Token, Trained
 from failurelab.textbook.rows import Ids, strip_padding
 from failurelab.textbook.turns import begins, count_same
@@ -407,66 +407,14 @@ def _of_ends(tables: Tables) -> Figures:
     }
 
 
-# Checks
-
-
-@dataclasses.dataclass(frozen=True)
-class Balance:
-    """Whether something balances: True, False, or None where it is not known.
-
-    Attributes:
-        name: what has to be so.
-        holds: whether it is.
-        why: the figures that say so, or what is missing.
-    """
-
-    name: str
-    holds: bool | None
-    why: str
-
-    def __str__(self) -> str:
-        return f"{ {True: 'balanced', False: 'NOT BALANCED', None: 'not known'}[self.holds] }: {self.name} ({self.why})"
-
-
-# What each check needs to be known of, what has to hold, what else that may be unknown, and its control.
-RULES = {
-    "trained = drawn": (
-        "tokens_trained > 0", "foreign_tokens == 0, padding_trained == 0", "", "text encoded again"
-    ),
-    "same context": (
-        "tokens_trained > 0", "moved_tokens == 0, positions_off == 0", "trained_gap <= draw_rounding", "another context"
-    ),
-    "drawn by this policy": (
-        "tokens_trained > 0", "policy_gap_grown <= 0.1", "other_weights == 0, draws_overdue == 0", "weights that stay"
-    ),
-    "each row is its own": (
-        "rows_compared > 1", "rows_turned == 0", "other_texts == false, columns_moved == 0", "rows in another order"
-    ),
-    "a group is one prompt": ("groups > 1", "groups_mixed == 0", "", "prompts that are not repeated"),
-    "rewards differ in some group": ("groups > 0", "flat_groups < groups", "", "equal rewards"),
-}  # fmt: skip
-
-
-def check(figures: Mapping[str, Value], controls: Mapping[str, Mapping[str, Value]]) -> list[Balance]:
-    """Return what balances, by the figures of a run and those with each mistake planted in its tables."""
-    return [_apply(name, figures, controls.get(rule[-1], {}), *rule) for name, rule in RULES.items()]
-
-
-def _apply(name: str, figures: Mapping[str, Value], planted: Mapping[str, Value], *rule: str) -> Balance:
-    *texts, control = rule
-    needs, held, more = ([parse(each) for each in text.split(", ") if each] for text in texts)
-    if wrong := [each for each in [*held, *more] if verdicts.holds([each], figures) is False]:
-        return Balance(name, False, _say(wrong, figures))
-    if unmet := [each for each in [*needs, *held] if verdicts.holds([each], figures) is not True]:
-        missing = [each for each in unmet[0].names if figures.get(each) is None]
-        return Balance(name, None, f"{missing[0]} is not known" if missing else f"it needs {unmet[0]}")
-    if verdicts.holds([*held, *more], planted) is not False:
-        return Balance(name, None, f"with the mistake planted ({control}) the figures look the same")
-    return Balance(name, True, _say(held, figures))
-
-
-def _say(predicates: Sequence[Predicate], figures: Mapping[str, Value]) -> str:
-    return ", ".join(f"{each.figure} {shown(figures[each.figure])}" for each in predicates)
+def judge(figures: Figures, controls: Mapping[str, Figures]) -> dict[str, verdicts.Judgement]:
+    """Return what the registry says of its mechanisms that are planted here, by their failures' ids and their names."""
+    return {
+        f"{failure.id} {own.name}": verdicts.judge(dataclasses.replace(failure, mechanisms=(own,)), [figures], controls)
+        for failure in failures.all()
+        for own in failure.mechanisms
+        if own.control in PLANTS
+    }
 
 
 # Mistakes, planted in tables
@@ -535,18 +483,6 @@ def _keep_weights(tables: Tables) -> Tables:
     return dataclasses.replace(tables, draws=tuple(map(change, tables.draws)))
 
 
-def _roll_rows(tables: Tables) -> Tables:
-    """Let each row have the weight of its batch's next one."""
-    means = [sum(token.weight for token in row.tokens) / len(row.tokens) for row in tables.trained]
-    following = iter(means[1:] + means[:1])
-
-    def change(row: Trained, pad: int) -> Trained:
-        weight = next(following)
-        return dataclasses.replace(row, tokens=tuple(dataclasses.replace(each, weight=weight) for each in row.tokens))
-
-    return _trained(change)(tables)
-
-
 def _mix_groups(tables: Tables) -> list[int]:
     """Let each prompt come once, so that a group has others beside it."""
     groups = Counter(batch for batch, _ in tables.groups)
@@ -571,7 +507,6 @@ PLANTS: dict[str, Plant] = {
     "ends left out": _paid("ids", _lose_ends),
     "columns in another order": _paid("columns", _roll_columns),
     "weights that stay": _keep_weights,
-    "rows in another order": _roll_rows,
     "prompts that are not repeated": _paid("group", _mix_groups),
     "equal rewards": _paid("total", lambda tables: [0.0] * len(tables.paid)),
 }

@@ -2,7 +2,7 @@
 
     with textbook.ledger(trainer) as ledger:
         trainer.train()
-    print(ledger)                  # the checks; in a notebook `ledger` alone draws the tokens
+    print(ledger)                  # the verdicts; in a notebook `ledger` alone draws the tokens
     ledger.table("trained")        # rows for a DataFrame; also "draws" and "paid"
 
 A policy gradient is right only for tokens that the policy drew, scored behind the ids that they were drawn behind. Text
@@ -21,16 +21,17 @@ import functools
 import html
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import transformers
 from transformers.trainer_callback import TrainerCallback
 
-from failurelab import rollouts
+from failurelab import failures, rollouts
 from failurelab._unwrap import unwrap
 from failurelab.failures.predicates import Value
+from failurelab.failures.verdicts import Judgement
 from failurelab.handles import is_unseen, keep_random_state
 from failurelab.textbook.algorithms import count_uses, group_size
 from failurelab.textbook.balance import (
@@ -40,14 +41,13 @@ from failurelab.textbook.balance import (
     PADDING,
     POLICY,
     UNKNOWN,
-    Balance,
     Conditions,
     Draw,
     Paid,
     Tables,
     Trained,
-    check,
     control,
+    judge,
     measure,
 )
 from failurelab.textbook.comparison import drops_out
@@ -64,6 +64,7 @@ ENGINE = "an engine"
 KEPT = 8  # optimizer steps, the last ones
 _COLORS = {DRAWN: "#cfe3f1", MOVED: "#fbdcc4", FOREIGN: "#f3b8b0", PADDING: "#dddddd", UNKNOWN: "#ffffff"}
 _SHOWN = 4  # rows that are drawn in a notebook
+_UNJUDGED = ("positions_off", "trained_gap", "draws_overdue", "rows_turned", "other_texts")  # by no failure's mechanism
 
 
 class Ledger(Listener, TrainerCallback):
@@ -288,16 +289,26 @@ class Ledger(Listener, TrainerCallback):
         return control(self.tables)
 
     @property
-    def checks(self) -> list[Balance]:
-        """What balances, what does not, and of what that is not known."""
-        return check(self.figures, self.controls)
+    def verdicts(self) -> dict[str, Judgement]:
+        """What the registry says of each mechanism that is planted here, by its failure's id and its name."""
+        return judge(self.figures, self.controls)
 
     def table(self, name: str) -> list[dict[str, Any]]:
         """Return a table, a dictionary for each line: `draws`, `trained` (a line for each token) or `paid`."""
         return list(getattr(self.tables, f"lines_of_{name}")())
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.checks), *(f"not known: {line}" for line in dict.fromkeys(self.problems))])
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the verdicts, the figures that none is about beside their healthy bands, and what is not known."""
+        figures = self.figures
+        for name, own in judge(figures, self.controls).items():
+            yield f"{name}: {', '.join(filter(None, (own.verdict, own.says, own.missing)))}"
+        for name in _UNJUDGED:
+            healthy = failures.figures.table()[name].healthy
+            yield healthy.describe(figures) if healthy and figures[name] is not None else f"{name} is not measured"
+        yield from (f"not known: {line}" for line in dict.fromkeys(self.problems))
 
     def _repr_html_(self) -> str:
         """A few rows that are trained on: the tokens that were drawn, and those trained on with their states."""
@@ -316,7 +327,7 @@ class Ledger(Listener, TrainerCallback):
                 )
                 lines.append(f"<tr><th>{name}</th>{cells}</tr>")
         alt = f"Tokens drawn beside tokens trained, of {len(lines) // 2} rows; in {apart} of them they differ."
-        checks = "<br>".join(html.escape(str(each)) for each in self.checks)
+        checks = "<br>".join(map(html.escape, self._lines()))
         return f'<div role="img" aria-label="{alt}"><table>{"".join(lines)}</table></div><p>{checks}</p>'
 
 
