@@ -489,13 +489,18 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
     assert "asks for completion_ids, trainer_state" in finding.evidence and finding.ends
 
 
-def test_what_a_rollout_function_hands_on_cannot_be_made_up(tokenizer):
+def by_the_rollout(completions, final, answer, **_):
+    return [float(last == right) for last, right in zip(final, answer)]
+
+
+def by_name(name):
+    return lambda completions, **given: [float(last) for last in given[name]]
+
+
+@pytest.mark.parametrize("function", [by_the_rollout, by_name("final")], ids=["an argument", "a key"])
+def test_what_a_rollout_function_hands_on_cannot_be_made_up(function, tokenizer):
     """`final` has a value for each completion that was drawn: asked about more, the function was accused."""
-
-    def by_the_rollout(completions, final, answer, **_):
-        return [float(last == right) for last, right in zip(final, answer)]
-
-    given = training([by_the_rollout, exact], PLAIN, processing_class=tokenizer)
+    given = training([function, exact], PLAIN, processing_class=tokenizer)
     given.reward_inputs = {"prompts": ["3+4="] * 8, "completions": ["7"] * 8, "answer": ["7"] * 8, "final": ["7"] * 8}
     answers = list(judge_rewards(given))
     assert {answer.verdict for answer in answers} <= {Verdict.HELD, Verdict.NOT_CHECKED}

@@ -34,7 +34,7 @@ def parameters(function: Callable[..., Any], follow_wrapped: bool = True) -> lis
 
 
 def asked_columns(function: Callable[..., Any]) -> list[str]:
-    """Return the columns that a function may ask for: its arguments, and, of its **kwargs, the names in its code."""
+    """Return the columns that a function may ask for: its arguments, and, of its **kwargs, names in its code or kept."""
     return [name for name in _asked(function) if name not in _STANDARD]
 
 
@@ -45,13 +45,14 @@ def asks_for(function: Callable[..., Any], name: str) -> bool:
 
 def _asked(function: Callable[..., Any]) -> list[str]:
     known = parameters(function)
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [each.name for each in known if each.kind in kinds]
-    code = getattr(plain_function(function), "__code__", None)
+    names = [each.name for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    plain = plain_function(function)
+    code = getattr(plain, "__code__", None)
     if code is not None and any(each.kind is each.VAR_KEYWORD for each in known):
         inside = (value for value in code.co_consts if isinstance(value, types.CodeType))
-        texts = (value for part in (code, *inside) for value in part.co_consts if isinstance(value, str))
-        names += [text for text in texts if text.isidentifier()]
+        texts = [value for part in (code, *inside) for value in part.co_consts]
+        texts += inspect.getclosurevars(plain).nonlocals.values()  # by_name("x") returns what asks for kwargs[name]
+        names += [text for text in texts if isinstance(text, str) and text.isidentifier()]
     return list(dict.fromkeys(names))
 
 
