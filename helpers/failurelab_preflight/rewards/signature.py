@@ -34,7 +34,7 @@ def parameters(function: Callable[..., Any], follow_wrapped: bool = True) -> lis
 
 
 def asked_columns(function: Callable[..., Any]) -> list[str]:
-    """Return the columns that a function may ask for: its arguments, and, of its **kwargs, names in its code or kept."""
+    """Return the columns that a function may ask for: its arguments, and, of its **kwargs, names that it knows."""
     return [name for name in _asked(function) if name not in _STANDARD]
 
 
