@@ -4,14 +4,15 @@ import pytest
 import torch
 from matplotlib import pyplot
 
+from failurelab.textbook import balance
 from failurelab_course.notebook import display, toys
 from failurelab_course.notebook.pictures import (
     alignment,
     autograd,
     cache,
     curves,
-    engine,
     groups,
+    ledger,
     memory,
     rounding,
 )
@@ -144,9 +145,10 @@ def test_weights_that_move_are_counted_without_zeros(axes):
     assert (moved, stayed) == (2, 2)
 
 
-def test_a_draw_with_old_weights_is_marked(axes):
-    lines = [(1, "load_weights", "trained"), (1, "generate", "trained"), (2, "reload_weights", "first")]
-    engine.timeline(axes, lines, "two steps")
-    assert not any("✗" in text for text in texts(axes))
-    engine.timeline(axes, [*lines, (2, "generate", "first"), (3, "sleep", "lost")], "two steps")
-    assert "✗ draw" in texts(axes) and "the first checkpoint" in texts(axes) and "sleep" not in texts(axes)
+def test_the_ledger_shows_what_was_drawn_what_is_scored_and_what_is_only_read():
+    draw = balance.Draw(0, 1, 0, (7, 8), (3, 2), True, logps=(-0.5, -0.1))
+    tokens = balance.Token(2, 3, 0.002, -0.8), balance.Token(3, 9, 0.002, -8.0)
+    row = balance.Trained(0, 0, 0, (7, 8, 3, 9, 4), tokens)
+    cells = ledger.read_cells(row, [(balance.DRAWN, draw), (balance.FOREIGN, None)])
+    assert cells[0, 1] == (2, -0.1, "drawn") and cells[2, 1] == (None, 2.0, "foreign")
+    assert [cells[1, place][2] for place in range(3)] == ["apart", "foreign", "read"] and (2, 2) not in cells

@@ -53,17 +53,21 @@ def step(names: dict[str, Any], old: str = "", new: str = "") -> Step:
     return scope["grpo_step"]
 
 
-def beside(other: Step, plain: Step, policy: torch.nn.Module, prompts: list[str], answers: list[str]) -> Any:
+def beside(
+    other: Step, plain: Step, policy: torch.nn.Module, prompts: list[str], answers: list[str], *drawn: torch.Tensor
+) -> Any:
     """Return how two steps on copies of a policy compare: the cosine of their gradients, and both mean rewards.
 
-    Plain SGD with a learning rate of 1 moves each weight by minus its gradient. Both draw from the same seed.
+    Plain SGD with a learning rate of 1 moves each weight by minus its gradient. Both draw from the same seed, or take
+    the tokens that were `drawn`.
     """
     moves, rewards = [], []
     for take in (other, plain):
         copied = copy.deepcopy(policy)
+        copied.__dict__.pop("forward", None)  # accelerate's, which is bound to the policy
         before = [weight.detach().clone() for weight in copied.parameters()]
         torch.manual_seed(0)
-        reward, _ = take(copied, torch.optim.SGD(copied.parameters(), lr=1.0), prompts, answers)
+        reward, _ = take(copied, torch.optim.SGD(copied.parameters(), lr=1.0), prompts, answers, *drawn)
         moves.append(torch.cat([(old - new).flatten() for old, new in zip(before, copied.parameters())]).detach())
         rewards.append(reward)
     return torch.cosine_similarity(*moves, dim=0).item(), *rewards

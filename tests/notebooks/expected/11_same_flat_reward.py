@@ -17,6 +17,8 @@ def check(result):
     assert looks["healed"] == "none of these"
     assert looks["healthy"] == 40 and looks["accused"] == ["two_rewards", "two_rewards"]
     assert looks["unseen"] == [20, 7, 9]  # runs, named, not named
+    by_list, by_column = looks["one_word"]  # of notebook 00's step
+    assert by_list < 0.1 < 0.2 < by_column
     assert looks["in_order"] == 1 and looks["as_asked"] < 0.2
 
 
@@ -73,15 +75,12 @@ WRONG = [
         "completions=batch['answer'], answer=batch['answer'])",
         "the result is a mean",
     ),
-    (_BATCH.format("rows.shuffle(seed=0)") + "    return max(given)", "not the largest"),
     (
         _BATCH.format("rows.shuffle(seed=0)") + "    return sum(g == 1 for g in given) / len(given)",
         "ONE call: it may be negative",
     ),
     (_BATCH.format("rows.shuffle(seed=0)[:1]") + "    return sum(given) / len(given)", "32 rows or more of ONE call"),
-    (_BATCH.format("rows[1:33]") + "    return sum(given) / len(given)", "forwards or backwards"),
     (_BATCH.format("rows[39:7:-1]") + "    return sum(given) / len(given)", "forwards or backwards"),
-    (_BATCH.format("rows[28:]") + "    return sum(given) / len(given)", "forwards or backwards"),
     (
         "def paid(reward, rows):\n    batch = rows.shuffle(seed=0)\n"
         "    given = reward(batch['prompt'], batch['answer'], batch['answer'])\n    return sum(given) / len(given)",

@@ -7,7 +7,9 @@ def check(result):
     lengths = result.figures(case="notebook 12: lengths")
     short, long, repaired = lengths["means"]
     assert abs(short - 1) < 0.1 and long < 0.75 and abs(repaired - 1) < 0.05 and lengths["gap"] < 0.15
-    assert lengths["sizes"][6] < 16 < 48 < lengths["sizes"][3]  # 8 bits at 128 tokens, bfloat16 at 256
+    assert lengths["sizes"][6] < 24 < 48 < lengths["sizes"][3]  # 8 bits at 128 tokens, bfloat16 at 256
+    few, more, many = lengths["turned"]  # the cosine of one changed line of notebook 00's step, by tokens
+    assert few > 0.75 and many < 0.6 and few > more > many
     sigma_16, sigma_8 = lengths["sigmas"]
     assert sigma_8 > 4 * sigma_16 > 0
 
@@ -23,19 +25,11 @@ WRONG = [
     (_answer("log_ratios.sum(-1).exp()", "float(w.sum() ** 2 / w.square().sum() / len(w))"), "neither as a share"),
     (_answer("log_ratios.mean(-1).exp()"), "are added up"),
     (_answer("log_ratios.exp()"), "neither as a share"),
-    (_answer("log_ratios.exp().mean(-1)"), "are added up"),
     (_answer("log_ratios.sum(-1).exp()"), "exp(1000) is no float any more"),
     (_answer("log_ratios.double().sum(-1).clamp(max=100).exp()"), "exp(-1000) is 0"),
     (_answer("log_ratios.sum(-1).exp().clamp(max=3)"), "nothing is left out or capped"),
     (_answer("(-log_ratios).sum(-1).exp()"), "keep signs"),
-    (_answer("log_ratios.abs().sum(-1).exp()"), "keep signs"),
-    (_answer("log_ratios.clamp(min=0).sum(-1).exp()"), "keep signs"),
-    (_answer("(log_ratios.mean(1) * len(log_ratios)).exp()"), "add the tokens of a row"),
-    (_answer("log_ratios.double().sum(-1).clamp(-300, 300).exp()"), "exp(-1000) is 0"),
-    (_answer("(log_ratios.double().sum(-1) - log_ratios.double().sum(-1).mean()).exp()"), "the LARGEST sum alone"),
     (_answer("(log_ratios.double().sum(-1) - log_ratios[0].double().sum()).exp()"), "the LARGEST sum alone"),
-    (_answer("(log_ratios.double().sum(-1) - log_ratios[-1].double().sum()).exp()"), "the LARGEST sum alone"),
-    (_answer("(log_ratios.double().sum(-1) - log_ratios.double().sum(-1).median()).exp()"), "the LARGEST sum alone"),
     (_answer("log_ratios.sum(-1)"), "A log-ratio of 0 is a weight of 1: exp."),
 ]
 RIGHT = [

@@ -1,10 +1,13 @@
 """The weight of a whole sequence: log-ratios that add up token by token, and what is left of a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from failurelab_course.notebook import display
+
+LENGTHS = [4, 8, 16, 32, 64, 128, 256]
 MIDDLE = "#0072B2"
 
 
@@ -28,18 +31,30 @@ def walks(axes: Any, log_ratios: torch.Tensor, title: str) -> None:
     axes.legend(loc="lower left", fontsize=9)
 
 
-def shares(axes: Any, measured: Mapping[str, tuple[Sequence[int], Sequence[float], float]]) -> None:
+def shares(axes: Any, ratios: Mapping[str, torch.Tensor], size: Callable[[torch.Tensor], float]) -> None:
     """Draw which share of a batch its weights leave, by length: measured as marks, and the derived curve.
 
     Args:
         axes: matplotlib's.
-        measured: by engine, the lengths, the shares, and the variance of a token's log-ratio.
+        ratios: by engine, log-ratios (completions, tokens).
+        size: gives the effective size of a batch.
     """
-    for place, (name, (lengths, values, variance)) in enumerate(measured.items()):
+    for place, (name, log_ratios) in enumerate(ratios.items()):
         color, mark = f"C{place}", "os^D"[place]
-        places = torch.arange(1, max(lengths) + 1)
-        axes.plot(places, (-variance * places).exp(), color=color, linestyle="-", linewidth=1.5)
-        axes.plot(lengths, values, mark, color=color, linestyle="none", label=name)
+        places = torch.arange(1, LENGTHS[-1] + 1)
+        axes.plot(places, (-log_ratios.square().mean() * places).exp(), color=color, linestyle="-", linewidth=1.5)
+        values = [size(log_ratios[:, :tokens]) / len(log_ratios) for tokens in LENGTHS]
+        axes.plot(LENGTHS, values, mark, color=color, linestyle="none", label=name)
     axes.plot([], [], color="0.3", linestyle="-", linewidth=1.5, label="exp(−Tσ²)")
     axes.set(xlabel="tokens T", ylabel="share of the batch", ylim=(0, 1.05), title="what is left")
     axes.legend(loc=(0.42, 0.42), fontsize=9)
+
+
+def show(ratios: Mapping[str, torch.Tensor], size: Callable[[torch.Tensor], float], alt: str) -> None:
+    """Show the walks of the last engine, and the shares of all."""
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4))
+    walks(left, list(ratios.values())[-1], "log-ratios, added up")
+    shares(right, ratios, size)
+    display.show(figure, alt)
