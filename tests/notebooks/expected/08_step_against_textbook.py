@@ -25,6 +25,7 @@ def check(result):
     guards = result.figures(case="notebook 08: guards")
     assert len(guards["trl-0.14"]) == 1 and "no attention mask" in guards["trl-0.14"][0], guards
     assert guards["trl-0.15"] == [], guards
+    assert guards["unmasked"] < 0.97, guards  # by one line of notebook 00's step
 
 
 # Wrong answers to the exercise: the cosine and the size of a gradient beside the textbook's.
