@@ -4,9 +4,8 @@
 def check(result):
     found = result.figures(case="notebook 04")
     broken, cured = found["broken"], found["cured"]
-    assert found["rows_made"] == 250
     (same, swallowed), (right, kept) = found["sheets"]  # by notebook 00's step: values, and rows made
-    assert min(same, right) > 0.9999 and (swallowed, kept) == (46, 5), found["sheets"]
+    assert min(same, right) > 0.9999 and (swallowed, kept) == (46, 5)
     assert broken == sorted(broken) and broken[-1] > 3 * broken[0]
     assert cured[-1] < 1.2 * cured[0] and cured[-1] < broken[-1] / 3
     assert found["logits_to_keep"] < 0.1  # MiB for a token today
