@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
@@ -48,6 +49,13 @@ def test_a_thread_that_is_still_at_work_does_not_end_a_process_in_an_abort(last,
     done = subprocess.run([sys.executable, "-c", STILL_AT_WORK + last], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (status, "READY\n"), done.stderr
     assert ("ValueError: mine" in done.stderr) == bool(last)
+
+
+def test_a_launched_process_is_told_that_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(deepspeed.torch.cuda, "is_available", lambda: False)
+    launcher = dict.fromkeys(deepspeed.LAUNCHED, "1")
+    with mock.patch.dict(os.environ, launcher | {"DS_ACCELERATOR": ""}), deepspeed.ready():
+        assert os.environ["DS_ACCELERATOR"] == "cpu"
 
 
 def test_no_compiler_is_needed(tmp_path):

@@ -6,6 +6,7 @@ import sys
 import ipywidgets
 import numpy
 import pytest
+import torch
 from matplotlib import pyplot
 
 from failurelab_course.notebook import display, exercise, one_screen, sliders
@@ -89,6 +90,19 @@ def test_a_failure_is_one_changed_line_of_the_step(capsys):
     assert "\n-    loss = -(ratio" in (said := capsys.readouterr().out) and "\n+    loss = (ratio" in said
     with pytest.raises(one_screen.NoSuchLine, match="stands 0 times"):
         one_screen.step({}, "no such line", "another")
+
+
+def test_two_steps_are_taken_on_copies_of_a_policy_that_accelerate_has_prepared():
+    policy = torch.nn.Linear(2, 1)
+    policy.forward = policy.forward  # as accelerate binds it
+
+    def take(copied, optimizer, prompts, answers, drawn):
+        copied(drawn).sum().backward()
+        optimizer.step()
+        return 0.5, 0.0
+
+    measured = one_screen.beside(take, take, policy, [], [], torch.ones(1, 2))
+    assert measured == (pytest.approx(1), 0.5, 0.5) and policy.weight.grad is None
 
 
 def test_the_loop_marks_the_arrows_that_are_broken(shown):

@@ -12,6 +12,7 @@ from failurelab_course.notebook.pictures import (
     cache,
     curves,
     groups,
+    halves,
     ledger,
     memory,
     rounding,
@@ -145,9 +146,18 @@ def test_weights_that_move_are_counted_without_zeros(axes):
     assert (moved, stayed) == (2, 2)
 
 
-def test_the_ledger_shows_what_was_drawn_what_is_scored_and_what_is_only_read():
+def test_each_rank_is_a_box_of_the_same_area(monkeypatch):
+    areas = []
+    boxes = lambda figure, alt: [each.get_width() * each.get_height() for each in figure.axes[0].patches]  # noqa: E731
+    monkeypatch.setattr(display, "show", lambda *given: areas.extend(boxes(*given)))
+    halves.halves([1, 3], alt="two boxes")
+    assert areas == [2, 2]  # half of the four tokens
+
+
+@pytest.mark.parametrize("scored", [-0.8, -0.2])
+def test_the_ledger_shows_what_was_drawn_what_is_scored_and_what_is_only_read(scored):
     draw = balance.Draw(0, 1, 0, (7, 8), (3, 2), True, logps=(-0.5, -0.1))
-    tokens = balance.Token(2, 3, 0.002, -0.8), balance.Token(3, 9, 0.002, -8.0)
+    tokens = balance.Token(2, 3, 0.002, scored), balance.Token(3, 9, 0.002, -8.0)
     row = balance.Trained(0, 0, 0, (7, 8, 3, 9, 4), tokens)
     cells = ledger.read_cells(row, [(balance.DRAWN, draw), (balance.FOREIGN, None)])
     assert cells[0, 1] == (2, -0.1, "drawn") and cells[2, 1] == (None, 2.0, "foreign")
