@@ -58,6 +58,20 @@ def test_a_launched_process_is_told_that_there_is_no_gpu(monkeypatch):
         assert os.environ["DS_ACCELERATOR"] == "cpu"
 
 
+def test_what_is_replaced_in_deepspeed_is_put_back(monkeypatch):
+    from deepspeed import comm, ops
+
+    monkeypatch.setattr("deepspeed.__version__", "0.19.7")  # 0.19.8 waits for each gathering by itself
+
+    def functions():
+        return ops.__compatible_ops__, comm.all_gather_into_tensor
+
+    before = functions()
+    with deepspeed.one_process():
+        assert not any(now is own for now, own in zip(functions(), before))
+    assert all(now is own for now, own in zip(functions(), before))
+
+
 def test_no_compiler_is_needed(tmp_path):
     """On a CPU DeepSpeed would build an operation that no training calls: a minute, or an error without g++."""
     folders = {"PATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"}

@@ -254,6 +254,15 @@ def test_in_a_conda_environment_today_is_that_environment(course, tmp_path, monk
     assert eras.find(eras.TODAY, ready=False).folder == course / ".venv"
 
 
+@pytest.mark.parametrize("platform, runs", [("linux", True), ("darwin", False)])
+def test_zero3_runs_where_a_lock_asks_for_deepspeed(course, monkeypatch, platform, runs):
+    monkeypatch.setattr(sys, "platform", platform)
+    era = eras.find("old", ready=False)
+    assert not era.has_zero3
+    era.lock.write_text("six==1.16.0\ndeepspeed==0.19.7 ; sys_platform == 'linux'\n")
+    assert era.has_zero3 == runs
+
+
 def test_remove_takes_environment_and_kernel(course):
     """After a removal, JupyterLab does not offer a kernel that cannot start. What runs the command is not deleted."""
     (era,) = install.create(["old"], say=str)

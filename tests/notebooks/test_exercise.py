@@ -94,7 +94,7 @@ def test_a_failure_is_one_changed_line_of_the_step(capsys):
 
 def test_two_steps_are_taken_on_copies_of_a_policy_that_accelerate_has_prepared():
     policy = torch.nn.Linear(2, 1)
-    policy.forward = policy.forward  # as accelerate binds it
+    policy.forward = lambda drawn, own=policy.forward: own(drawn)  # as accelerate wraps it: no copy has its own
 
     def take(copied, optimizer, prompts, answers, drawn):
         copied(drawn).sum().backward()

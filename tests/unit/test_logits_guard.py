@@ -73,7 +73,8 @@ def test_a_fused_head_that_rounds_otherwise_is_left_alone(options):
     trainer = grpo(guard, **options)
     trainer.train()
     assert trainer.state.global_step == 2 and guard.report.contrast > 1 and not guard.report.probe
-    assert guard.report.planted["the nearest known mistake"]["log_prob_error"] > 1 > guard.report.measured["log_prob_error"]
+    (planted,) = guard.report.planted.values()
+    assert planted["log_prob_error"] > 1 > guard.report.measured["log_prob_error"]
 
 
 @pytest.mark.skipif(SENDS, reason="trl hands out log-probabilities from 1.15 on")
