@@ -12,8 +12,8 @@ def check(result):
     assert found["old weights"] < found["nothing"] / 10
     for suspect in ("the format", "the temperature", "the neighbouring token"):
         assert found[suspect] > found["nothing"] / 3, suspect
-    cosine, by_start, by_policy = found["one_word"]  # of notebook 00's step
-    assert by_start < by_policy - 0.05 and cosine < 0.9
+    by_start, by_policy = found["one_word"]  # of notebook 00's step
+    assert by_start < by_policy - 0.05
     assert found["apart"][0] > 0.1 > 0.02 > found["apart"][1]
     follows, stays = found["follows"]  # a weight changed on purpose, at trl's own rate
     assert follows < 0.02 and stays > 4 * follows, found["follows"]
